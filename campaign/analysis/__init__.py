@@ -1,0 +1,1 @@
+"""Rows to pairs to verdicts: pure functions."""

@@ -1,0 +1,1 @@
+"""The budget controller as a state machine: events in, decisions out. Pure."""

@@ -1,0 +1,1 @@
+"""The Provider contract and its implementations."""

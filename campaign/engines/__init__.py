@@ -1,0 +1,1 @@
+"""The Engine contract, its implementations, and the host that owns server processes."""

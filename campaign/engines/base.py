@@ -1,0 +1,148 @@
+"""The Engine contract: how a typed arm becomes a server, and how to read what it did.
+
+An engine is an adapter without state: it builds argv, says what ready means, and reads counters. The
+process itself is owned by `campaign.engines.host.EngineHost`, which is the same for every engine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from campaign.client.base import Outcome
+from campaign.spec.models import Arm, Model
+
+
+@dataclass(frozen=True, slots=True)
+class BootOrder:
+    """What the host is asked to start."""
+
+    boot_id: str
+    arm: str
+    arm_hash: str
+    config: Arm
+    models: Mapping[str, Model]
+    place: str
+    gpus: tuple[int, ...]
+    cpus: tuple[int, ...]
+    """CPU cores the server is pinned to; empty means not pinned."""
+    log_path: str
+    boot_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one server. argv is a list, never a shell string."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """Added to a minimal environment; values are stored by allow-list only."""
+    cwd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BootRecord:
+    """What really started, read from the live process."""
+
+    boot_id: str
+    base_url: str
+    model_id: str
+    """The name to send as `model`."""
+    pid: int
+    port: int
+    boot_ns: int
+    """From spawn to the first token of a probe."""
+    gpu_set: str
+    provenance: dict[str, Any]
+    """argv, exe, env names, versions, requested, effective, host; secrets redacted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Cumulative counters of one server at one moment; None is absent, with a reason. Never 0 for absent."""
+
+    drafts: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accept_pos: tuple[int, ...] | None = None
+    verify_steps: int | None = None
+    """Engines that count verify calls of finished requests (SGLang)."""
+    generated: int | None = None
+    cached_tokens: int | None = None
+    started: float | None = None
+    """Start time of the process; another value is another process."""
+    reasons: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Steps of one request (or wave): the difference of two scrapes, or the engine's own report."""
+
+    steps: int | None
+    drafts: int | None
+    undrafted: int | None
+    drafted: int | None
+    accepted: int | None
+    accept_pos: tuple[int, ...] | None
+    cached_tokens: int | None
+    source: str
+    reasons: tuple[str, ...] = ()
+    """Codes such as `counter_reset`, `engine_restarted`, `absent`, `no_drafts`, `out_of_range`."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One kind of server."""
+
+    name: str
+
+    def preflight(self, arm: Arm, models: Mapping[str, Model]) -> None:
+        """Check, without starting anything, that this arm can be booted here. Raises PreflightError."""
+        ...
+
+    def launch(self, order: BootOrder, port: int) -> Launch:
+        """Build argv and environment for 127.0.0.1:`port`."""
+        ...
+
+    def model_id(self, order: BootOrder) -> str:
+        """The name under which the server must list its model."""
+        ...
+
+    def metrics_path(self) -> str | None:
+        """Path of the Prometheus page, or None."""
+        ...
+
+    def effective(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Map server info (JSON pages fetched by the host, log text) to arm fields that are in force."""
+        ...
+
+    def info_paths(self) -> tuple[str, ...]:
+        """JSON pages the host fetches once ready, e.g. `/props`."""
+        ...
+
+    def failure(self, log_tail: str) -> tuple[str, str] | None:
+        """(kind, line) of a known failure in the log, kinds as in `campaign.errors.EngineError`."""
+        ...
+
+    def read_counters(self, metrics_text: str) -> Counters:
+        """Read a scrape of the Prometheus page."""
+        ...
+
+    def steps(
+        self, arm: Arm, before: Counters | None, after: Counters | None, outcome: Outcome
+    ) -> StepCounts:
+        """Steps of the request between two scrapes; the engine's per-request report is preferred."""
+        ...
+
+    def request_extras(self, arm: Arm) -> Mapping[str, Any]:
+        """Fields this engine wants in every request body, e.g. `cache_prompt: false`."""
+        ...
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the packages that make up the engine."""
+        ...
+
+
+def model_file(model: Model) -> Path | None:
+    """Path of a single-file model given by `path`, if it is one."""
+    return Path(model.path) if model.path else None

@@ -1,0 +1,1 @@
+"""What runs at the controller: budget, supervisors, resume; and the Ray actors that wrap them."""

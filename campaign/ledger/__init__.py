@@ -1,0 +1,1 @@
+"""The append-only journal of a run in SQLite, hash-chained, folded to state."""

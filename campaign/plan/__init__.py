@@ -1,0 +1,1 @@
+"""Expansion, ordering, cost and power of a campaign. Pure."""

@@ -1,0 +1,165 @@
+"""What a plan is: every boot, every request, in order, with what it may cost.
+
+A plan is data: frozen, hashable as canonical JSON, and everything the session needs. The session runs
+rounds in order. A *round* is a set of boots that are resident together, and the sequence in which their
+requests are sent; it is committed as a whole or not at all.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from campaign.money import MicroUsd
+from campaign.spec.models import Arm, Metric
+
+GroupKind = Literal["anchor", "ladder", "pair", "null", "aa"]
+PlannedDesign = Literal["alternated", "duet", "blocks", "bracketed", "anchor"]
+Position = Literal["first", "between", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPlan:
+    """An arm as it will be booted."""
+
+    name: str
+    """Name in the spec; rungs are `LADDER=VALUE`, a varied arm `PAIR.b`, an A/A's second side `ARM#2`."""
+    hash: str
+    """First 16 hex digits of the SHA-256 of its canonical configuration (the name is not part of it)."""
+    config: Arm
+    """Resolved: inheritance applied, `from` gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BootPlan:
+    """One planned start of one engine."""
+
+    arm: str
+    index: int
+    """Among the boots of this arm in this group, from 0."""
+    place: str
+    """`p0`, `p1`, ...; swapped between rounds so that a place is not mistaken for an arm."""
+    gpus: tuple[int, ...]
+    """Empty on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """One request of a round's sequence."""
+
+    arm: str
+    slot: int
+    seed: int
+    order: int
+    wave: int
+    """0 at concurrency 1; above it requests of one wave are in flight together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """Boots resident together and the requests sent to them."""
+
+    id: str
+    """`GROUP/rINDEX`."""
+    index: int
+    boots: tuple[BootPlan, ...]
+    warmup: tuple[RequestPlan, ...]
+    """Stored as their own phase, in the sampling mode and shape of what follows."""
+    sequence: tuple[RequestPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """All rounds of one pair, ladder or anchor at one concurrency."""
+
+    name: str
+    """`anchor.first`, `anchor.between1`, `anchor.last`, `ladder.NAME`, `pair.NAME`, `pair.NAME@cN`."""
+    kind: GroupKind
+    design: PlannedDesign
+    why: str
+    """Why this design: printed by `plan`."""
+    arms: tuple[str, ...]
+    workload: str
+    concurrency: int
+    rounds: tuple[RoundPlan, ...]
+    seconds: float
+    """Expected, boots included."""
+    usd_expected: MicroUsd
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two arms of one group that will be compared, fixed before the run."""
+
+    pair: str
+    """`NAME` of a pair (`NAME@cN` where it has several concurrencies), `LADDER:A|B` of a ladder."""
+    kind: Literal["pair", "ladder", "null", "aa"]
+    family: str
+    """Comparisons adjusted together: the ladder's name, else the pair's own."""
+    group: str
+    a: str
+    b: str
+    workload: str
+    concurrency: int
+    primary: Metric
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """One lease."""
+
+    name: str
+    node: str
+    priority: int
+    arms: dict[str, ArmPlan]
+    groups: tuple[GroupPlan, ...]
+    """In running order, anchors among them."""
+    comparisons: tuple[Comparison, ...]
+    boots: int
+    requests: int
+    seconds: float
+    usd_per_hour: MicroUsd
+    """Quoted, or the cap of the node where no quote can be had."""
+    price_source: Literal["declared", "quoted", "cap"]
+    usd_expected: MicroUsd
+    usd_worst: MicroUsd
+    """The lease to its deadline, dead-man granularity and teardown reserve included."""
+    worst_seconds: float
+    """Length of the lease asked for: at most the node's `max_hours`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What a comparison can resolve."""
+
+    pair: str
+    metric: Metric
+    n: int
+    """Blocks (prompts, or waves)."""
+    boots: int
+    resolvable_pct: float
+    """Smallest difference found with 80 % power at the two-sided 5 % level."""
+    rule_pct: float
+    """The margin of the spec."""
+    source: Literal["prior", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignPlan:
+    """Everything, before a dollar is spent."""
+
+    campaign: str
+    cap_usd: MicroUsd
+    sessions: tuple[SessionPlan, ...]
+    """By priority, then in the file's order."""
+    admitted: tuple[str, ...]
+    """Sessions whose worst case fits under the cap together; the others wait for money to settle."""
+    power: tuple[Power, ...]
+    warnings: tuple[str, ...]
+    cut: tuple[str, ...]
+    """Where nothing fits: what to cut, one suggestion each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape of `campaign plan --json` (a contract, see docs/CONTRACTS.md)."""
+        from campaign.plan.view import plan_json
+
+        return plan_json(self)

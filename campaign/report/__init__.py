@@ -1,0 +1,1 @@
+"""Terminal, HTML, Markdown and JSON views of a run."""

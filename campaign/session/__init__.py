@@ -1,0 +1,1 @@
+"""What runs on the node: cell runner, anchors, telemetry."""

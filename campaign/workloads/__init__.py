@@ -1,0 +1,1 @@
+"""Prompt packs and their pins."""
