@@ -106,6 +106,7 @@ def variance_of_ratio(
     boots: int,
     prior: Prior,
     design: PlannedDesign,
+    *,
     df_boot: float | None = None,
 ) -> tuple[float, float]:
     """(V, df) of the mean log ratio that this design is expected to give.
@@ -152,9 +153,9 @@ def resolvable(
     boots: int,
     prior: Prior,
     design: PlannedDesign,
+    *,
     alpha: float = 0.05,
     power: float = 0.8,
-    *,
     df_boot: float | None = None,
 ) -> float:
     """Smallest relative difference (0.02 is 2 %) found with this power at the two-sided level `alpha`.
@@ -163,7 +164,7 @@ def resolvable(
     """
     from scipy import optimize
 
-    variance, df = variance_of_ratio(metric, n_slots, boots, prior, design, df_boot)
+    variance, df = variance_of_ratio(metric, n_slots, boots, prior, design, df_boot=df_boot)
     if variance <= 0:
         return 0.0
     sd = math.sqrt(variance)
@@ -180,14 +181,14 @@ def needed_boots(
     difference: float,
     prior: Prior,
     design: PlannedDesign,
+    *,
     alpha: float = 0.05,
     power: float = 0.8,
-    *,
     at_most: int = 64,
 ) -> int | None:
     """Fewest boots per arm (2 or more) that resolve a relative difference; None beyond `at_most`."""
     for boots in range(2, at_most + 1):
-        if resolvable(metric, n_slots, boots, prior, design, alpha, power) <= difference:
+        if resolvable(metric, n_slots, boots, prior, design, alpha=alpha, power=power) <= difference:
             return boots
     return None
 
@@ -198,16 +199,19 @@ def needed_slots(
     difference: float,
     prior: Prior,
     design: PlannedDesign,
+    *,
     alpha: float = 0.05,
     power: float = 0.8,
-    *,
     at_most: int = 4096,
     df_boot: float | None = None,
 ) -> int | None:
     """Fewest slots that resolve a relative difference; None where the boots alone forbid it."""
 
     def enough(n: int) -> bool:
-        return resolvable(metric, n, boots, prior, design, alpha, power, df_boot=df_boot) <= difference
+        return (
+            resolvable(metric, n, boots, prior, design, alpha=alpha, power=power, df_boot=df_boot)
+            <= difference
+        )
 
     if not enough(at_most):
         return None
