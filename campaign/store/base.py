@@ -1,6 +1,6 @@
 """The Store contract: where rows, chunk times, text and provenance of a run live.
 
-Rules every implementation keeps (one conformance suite in `campaign.testing.conformance`):
+Rules every implementation keeps (one conformance suite in `campaign.testing.conformance_store`):
 
 1. `begin` is durable before the request is sent; `finish` is durable when it returns (fsync).
 2. A `begin` without `finish` is *possibly spent*; it is reported by `recover`, never dropped.
@@ -42,8 +42,17 @@ class Recovered:
 class CellWriter(Protocol):
     """Writes one cell of one boot attempt."""
 
+    @property
+    def sidecar_dir(self) -> str | None:
+        """Folder for the client's chunk times and raw text (`Job.sidecar_dir`); sealed with the cell."""
+        ...
+
     def begin(self, identity: dict[str, Any]) -> None:
-        """Record that a request is about to be sent. Durable on return."""
+        """Record that a request is about to be sent. Durable on return.
+
+        `identity` holds fields of the row to come, at least `phase`, `slot`, `seed` and `attempt`: a finished
+        row answers the first open `begin` whose fields it equals.
+        """
         ...
 
     def finish(self, row: RequestRow) -> None:
