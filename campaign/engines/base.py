@@ -38,6 +38,8 @@ class Launch:
     env: Mapping[str, str]
     """Added to a minimal environment; values are stored by allow-list only."""
     cwd: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What every request must carry, e.g. the key of this boot. Never stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class BootRecord:
     gpu_set: str
     provenance: dict[str, Any]
     """argv, exe, env names, versions, requested, effective, host; secrets redacted."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """What every request to this server must carry (its key). Goes into `Job.headers`; never stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,13 @@ class Counters:
     started: float | None = None
     """Start time of the process; another value is another process."""
     reasons: tuple[str, ...] = field(default=())
+    """`FIELD:CODE` for every field that is None, e.g. `drafts:absent`, `generated:not_finite`."""
+    prompt_tokens: int | None = None
+    """Prompt tokens, those served from a cache included."""
+    cache_queries: int | None = None
+    """Prompt tokens looked up in the prefix cache; `cached_tokens` of them were hits."""
+    forward_calls: int | None = None
+    """Forward passes, prefill batches and decode steps alike (llama.cpp `n_decode_total`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,8 @@ class StepCounts:
     cached_tokens: int | None
     source: str
     reasons: tuple[str, ...] = ()
-    """Codes such as `counter_reset`, `engine_restarted`, `absent`, `no_drafts`, `out_of_range`."""
+    """Codes such as `counter_reset`, `engine_restarted`, `absent`, `no_drafts`, `out_of_range`,
+    `other_traffic` (the scrapes span requests besides this one)."""
 
 
 @runtime_checkable
