@@ -2,23 +2,27 @@
 
 Frozen models; an unknown field is an error. What is left out gets the default written here, and `plan`
 prints it. Fractions are fractions (0.02). Every attribute's docstring is its description in the JSON
-Schema that editors read.
+Schema that editors read and in docs/SPEC.md. Rules between fields are in `campaign.spec.check`.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from campaign.spec.types import (
+    AnyText,
     Count,
     Duration,
+    Flag,
     Fraction,
     Hours,
     Name,
     Natural,
+    One,
     Positive,
-    Real,
     Sha256,
+    Share,
+    Temperature,
     Text,
     Usd,
     UsdOrFree,
@@ -73,23 +77,40 @@ class AttachNode(Strict):
     """GPU indexes that may be used."""
 
 
+class Candidate(Strict):
+    """One way to get a rented node; what is left out is taken from the node."""
+
+    accelerators: Text | None = None
+    """NAME:COUNT, e.g. H200:1."""
+    infra: Text | None = None
+    """Cloud, region and zone in SkyPilot's notation, e.g. aws/us-east-1."""
+    instance_type: Text | None = None
+    """The cloud's own name of the machine."""
+    use_spot: Flag | None = None
+    """Preemptible capacity."""
+    disk_gb: Count | None = None
+    """Size of the system disk in GB."""
+    image: Text | None = None
+    """Image the node boots from."""
+
+
 class SkyNode(Strict):
     """A node rented through SkyPilot."""
 
     provider: Literal["sky"]
     accelerators: Text
-    """NAME:COUNT, e.g. B200:4."""
+    """NAME:COUNT in SkyPilot's words, e.g. B200:4."""
     max_usd_per_hour: Usd
     """A launch at a higher price is refused, or taken down at once."""
     max_hours: Hours
     """Longest lease of one session; the dead-men are set from it."""
-    any_of: tuple[dict[str, Any], ...] = ()
-    """Candidate resources in any order (SkyPilot's `any_of`)."""
-    ordered: tuple[dict[str, Any], ...] = ()
-    """Candidate resources in this order (SkyPilot's `ordered`)."""
+    any_of: tuple[Candidate, ...] = ()
+    """Candidates, the cheapest that can be had first (SkyPilot's `any_of`)."""
+    ordered: tuple[Candidate, ...] = ()
+    """Candidates in this order (SkyPilot's `ordered`)."""
     infra: Text | None = None
     """Cloud, region and zone in SkyPilot's notation, e.g. aws/us-east-1."""
-    use_spot: bool = False
+    use_spot: Flag = False
     """Preemptible capacity."""
     disk_gb: Count | None = None
     """Size of the system disk in GB."""
@@ -160,7 +181,7 @@ class Arm(Strict):
     """One exact engine configuration."""
 
     from_: Name | None = Field(default=None, alias="from")
-    """Arm whose fields are taken where this one leaves them out."""
+    """Arm whose fields are taken where this one leaves them out; a written field replaces the whole field, and null unsets it."""
     engine: Literal["llamacpp", "sglang", "vllm", "api", "command"] | None = None
     """The server under test."""
     model: Name | None = None
@@ -177,13 +198,13 @@ class Arm(Strict):
     """Tensor parallel size."""
     max_running_requests: Count | None = None
     """Requests the engine runs at once; pinned in every arm, since engines change it silently."""
-    prefix_cache: bool | None = None
+    prefix_cache: Flag | None = None
     """Reuse of a prompt's prefix between requests."""
     speculation: Speculation | None = None
     """Drafting; none means plain decoding."""
-    env: dict[Text, Text] = {}
-    """Environment variables of the server."""
-    extra_args: tuple[Text, ...] = ()
+    env: dict[Text, AnyText] = {}
+    """Environment variables of the server. No secrets: the file and its values are stored with the run."""
+    extra_args: tuple[AnyText, ...] = ()
     """Further arguments, verbatim."""
     estimate: Estimate | None = None
     """What the plan assumes of this arm."""
@@ -198,15 +219,15 @@ class Workload(Strict):
     """Prompts (slots) measured per boot."""
     max_tokens: Count
     """Output tokens; every request is asked to generate exactly these (`ignore_eos`)."""
-    temperature: Annotated[Real, Field(ge=0, le=2)] = 0.0
+    temperature: Temperature = 0.0
     """Sampling temperature; 0 is greedy."""
-    top_p: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    top_p: Share = 1.0
     """Nucleus sampling."""
     seed: Natural = 1
     """Seeds of all requests derive from it."""
     endpoint: Literal["chat", "completions"] = "chat"
     """/v1/chat/completions or /v1/completions."""
-    ignore_eos: bool = True
+    ignore_eos: Flag = True
     """Generate on past the end of the answer, so that lengths are equal."""
     tokens: tuple[Count, Count] | None = None
     """Prompt length bounds in tokens."""
@@ -221,6 +242,31 @@ class Reference(Strict):
     """Expected decode step of the anchor, ms."""
 
 
+def _shape(value: Any) -> str:
+    """Which member of a union a value is: told by its YAML kind, so that errors speak of that one only."""
+    if isinstance(value, (list, tuple)):
+        return "list"
+    return "mapping" if isinstance(value, (dict, BaseModel)) else "scalar"
+
+
+AnchorReference = Annotated[
+    Annotated[Literal["establish", "store"], Tag("scalar")] | Annotated[Reference, Tag("mapping")],
+    Discriminator(
+        _shape,
+        custom_error_type="campaign_choice",
+        custom_error_message="must be `establish`, `store` or {step_ms: VALUE}",
+    ),
+]
+Concurrency = Annotated[
+    Annotated[Count, Tag("scalar")] | Annotated[tuple[Count, ...], Tag("list")],
+    Discriminator(
+        _shape,
+        custom_error_type="campaign_choice",
+        custom_error_message="must be a whole number or a list of them",
+    ),
+]
+
+
 class Anchor(Strict):
     """A short cell of one reference arm, run first, last, and between where a boot is cheap."""
 
@@ -228,13 +274,13 @@ class Anchor(Strict):
     """The reference arm."""
     workload: Name
     """Its prompts."""
-    reference: Literal["establish", "store"] | Reference = "establish"
+    reference: AnchorReference = "establish"
     """What the first anchor is compared with: nothing yet, past anchors of the store, or a value."""
     drift_delta: Fraction
     """Drift in step time that matters; only proven drift beyond it stops the session."""
     boots: Count = 2
     """Boots of each anchor."""
-    between: bool = True
+    between: Flag = True
     """Also between groups, where the plan finds a boot cheap."""
 
 
@@ -246,7 +292,7 @@ class Ladder(Strict):
     from_: Name | None = Field(default=None, alias="from")
     """The arm the rungs are made from; the base itself if left out."""
     field: Text
-    """Dotted field of the arm that changes, e.g. speculation.depth."""
+    """Dotted field of the arm that changes, e.g. speculation.depth or env.NAME."""
     values: tuple[Any, ...]
     """One rung each, in this order."""
     workload: Name
@@ -273,10 +319,10 @@ class Pair(Strict):
     b: Name | None = None
     """Second arm."""
     vary: dict[Text, Any] | None = None
-    """Instead of b: the fields in which b differs from a."""
+    """Instead of b: the (dotted) fields in which b differs from a, e.g. {kv_dtype: q8_0}."""
     workload: Name
     """Prompts."""
-    concurrency: Count | tuple[Count, ...] = 1
+    concurrency: Concurrency = 1
     """Requests in flight; a list makes one cell each."""
     primary: Metric = "step_ms"
     """The one metric that decides."""
@@ -321,9 +367,9 @@ class FailOn(Strict):
 
     slower: Fraction | None = None
     """A pair is `slower` by more than this."""
-    invalid: bool = False
+    invalid: Flag = False
     """Any pair is invalid."""
-    unresolved: bool = False
+    unresolved: Flag = False
     """Any primary verdict is unresolved."""
 
 
@@ -348,7 +394,7 @@ class Statistics(Strict):
 class Spec(Strict):
     """experiments.yaml."""
 
-    version: Literal[1]
+    version: One
     """Version of this grammar."""
     campaign: Name
     """Name of the campaign."""
