@@ -30,7 +30,7 @@ class ArmPlan:
 
 @dataclass(frozen=True, slots=True)
 class BootPlan:
-    """One planned start of one engine."""
+    """One planned start of one engine; a round's boots are started in the order they stand in."""
 
     arm: str
     index: int
@@ -50,7 +50,9 @@ class RequestPlan:
     seed: int
     order: int
     wave: int
-    """0 at concurrency 1; above it requests of one wave are in flight together."""
+    """0 at concurrency 1; above it, the requests of one arm and wave are in flight together, at most
+    `concurrency` at once. In a `duet`, requests of equal `order` start together: `wave` is then the slot's
+    own at concurrency 1, and above it both arms run the same wave at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class RoundPlan:
     index: int
     boots: tuple[BootPlan, ...]
     warmup: tuple[RequestPlan, ...]
-    """Stored as their own phase, in the sampling mode and shape of what follows."""
+    """Stored as their own phase, in the sampling mode and shape of what follows: one request per boot, on
+    the slot after the workload's last (`slot == n`), with a seed that no measured request has."""
     sequence: tuple[RequestPlan, ...]
 
 
@@ -116,7 +119,9 @@ class SessionPlan:
     comparisons: tuple[Comparison, ...]
     boots: int
     requests: int
+    """All that are sent, warm-up included."""
     seconds: float
+    """Expected, setup included; never past the lease's end."""
     usd_per_hour: MicroUsd
     """Quoted, or the cap of the node where no quote can be had."""
     price_source: Literal["declared", "quoted", "cap"]
@@ -157,6 +162,8 @@ class CampaignPlan:
     warnings: tuple[str, ...]
     cut: tuple[str, ...]
     """Where nothing fits: what to cut, one suggestion each."""
+    assumptions: tuple[str, ...] = ()
+    """What times and dollars rest on, one line each."""
 
     def to_json(self) -> dict[str, Any]:
         """The shape of `campaign plan --json` (a contract, see docs/CONTRACTS.md)."""
