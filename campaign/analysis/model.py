@@ -55,6 +55,12 @@ class Verdict:
     p_tost: float | None = None
     blocks: tuple[tuple[str, float], ...] = ()
     """(block, mean log ratio b/a) for plots: one per slot."""
+    ratio_median: float | None = None
+    """Median over blocks, beside the mean: far from it where a block is far out."""
+    p_adjusted: float | None = None
+    """Holm-adjusted p; None off the primary metric."""
+    boot_sd_overturn: float | None = None
+    """Boot sd (log scale) that would make the boots-only difference not significant; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from campaign.analysis.variance import (
 from campaign.plan.power import Prior, satterthwaite
 from campaign.spec.models import Metric
 
-_KNOWN_DF = 1e6
+KNOWN_DF = 1e6
 _ZERO_SPREAD = 1e-12
 """Relative spread below which logs of measured values count as equal."""
 
@@ -146,7 +146,7 @@ def boot_sd(
             reasons.append("boot_sd_not_pooled")
     if declared is not None:
         if found is None or not _contradicts(declared, splits):
-            return BootSd(declared, _KNOWN_DF, "declared", residual)
+            return BootSd(declared, KNOWN_DF, "declared", residual)
         reasons.append("declared_boot_sd_too_small")
     known = prior.boot_sd.get(metric) if prior is not None and prior.source == "prior" else None
     if found is not None:
@@ -156,7 +156,7 @@ def boot_sd(
             found = BootVariance(joined, found.df + weight)
         return BootSd(found.sd, found.df, "estimated", residual, tuple(reasons))
     if known is not None and prior is not None:
-        return BootSd(known, prior.boot_df.get(metric, _KNOWN_DF), "prior", residual)
+        return BootSd(known, prior.boot_df.get(metric, KNOWN_DF), "prior", residual)
     return BootSd(None, 0.0, "unknown", residual, ("boot_sd_unknown",))
 
 
@@ -247,6 +247,6 @@ def _with_boots(
     total = variance + added
     floor = min(boot.df, df)
     errors = [(math.sqrt(total), max(total**2 / spread if spread > 0 else df, floor))]
-    if boot.df < _KNOWN_DF and seen > 0:
+    if boot.df < KNOWN_DF and seen > 0:
         errors.append((math.sqrt(seen), boot.df))
     return Estimate(mean, tuple(errors))
