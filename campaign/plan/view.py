@@ -1,9 +1,15 @@
 """The plan as JSON and as text."""
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from campaign.money import usd
-from campaign.plan.model import CampaignPlan
+from campaign.plan.model import CampaignPlan, GroupPlan, SessionPlan
+from campaign.plan.text import dollars, span
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 def plan_json(plan: CampaignPlan) -> dict[str, Any]:
@@ -24,6 +30,23 @@ def plan_json(plan: CampaignPlan) -> dict[str, Any]:
                 "minutes": round(s.seconds / 60, 2),
                 "usd_expected": usd(s.usd_expected),
                 "usd_worst": usd(s.usd_worst),
+                "usd_per_hour": usd(s.usd_per_hour),
+                "price_source": s.price_source,
+                "lease_minutes": round(s.worst_seconds / 60, 2),
+                "groups": [
+                    {
+                        "name": g.name,
+                        "design": g.design,
+                        "why": g.why,
+                        "arms": list(g.arms),
+                        "concurrency": g.concurrency,
+                        "boots": boots(g),
+                        "requests": requests(g),
+                        "minutes": round(g.seconds / 60, 2),
+                        "usd_expected": usd(g.usd_expected),
+                    }
+                    for g in s.groups
+                ],
             }
             for s in plan.sessions
         ],
@@ -40,4 +63,169 @@ def plan_json(plan: CampaignPlan) -> dict[str, Any]:
             for p in plan.power
         ],
         "warnings": list(plan.warnings),
+        "assumptions": list(plan.assumptions),
+        "cut": list(plan.cut),
     }
+
+
+def boots(group: GroupPlan) -> int:
+    """Engines started by a group."""
+    return sum(len(r.boots) for r in group.rounds)
+
+
+def requests(group: GroupPlan) -> int:
+    """Requests sent by a group, warm-up included."""
+    return sum(len(r.warmup) + len(r.sequence) for r in group.rounds)
+
+
+def default_lines(defaults: Mapping[str, Any]) -> list[str]:
+    """Defaults by dotted path (`Loaded.defaults()`), one line for each entry: `pairs.kv: boots 2, margin 0.02`."""
+    entries: dict[str, list[str]] = {}
+    for path, value in defaults.items():
+        entry, _, name = path.rpartition(".")
+        entries.setdefault(entry or "file", []).append(f"{name} {_shown(value)}")
+    return [f"{entry}: {', '.join(fields)}" for entry, fields in entries.items()]
+
+
+def _shown(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") -> None:
+    """Print the plan for a person; `defaults` are what the file left out (`Loaded.defaults()`)."""
+    from rich.text import Text
+
+    console.print(
+        Text.assemble(("plan of ", "dim"), (plan.campaign, "bold"), ("  cap ", "dim"), dollars(plan.cap_usd))
+    )
+    _section(console, "defaults in force", default_lines(defaults), "dim")
+    _section(console, "times and dollars assume", plan.assumptions, "dim")
+    console.print()
+    console.print(_sessions(plan))
+    for session in plan.sessions:
+        console.print()
+        console.print(_groups(session, many=len(plan.sessions) > 1))
+        for group in session.groups:
+            if group.kind != "anchor":
+                why = Text.assemble((f"  {group.name} ", "bold"), (f"{group.design}: ", "cyan"), group.why)
+                console.print(why)
+    console.print()
+    if plan.power:
+        console.print(_power(plan))
+        console.print()
+    _section(console, "warnings", plan.warnings, "yellow")
+    console.print(_outlook(plan))
+    _section(console, "to make a session fit", plan.cut, "red")
+
+
+def _section(console: "Console", title: str, lines: Iterable[str], style: str) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    lines = list(lines)
+    if lines:
+        console.print(Text(title, style=f"bold {style}"))
+        for line in lines:
+            console.print(Padding(Text(line, style=style), (0, 0, 0, 2), expand=False))
+
+
+def _table(title: str, *columns: str) -> "Table":
+    """Columns whose title starts with `>` are right-aligned."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return table
+
+
+def _sessions(plan: CampaignPlan) -> "Table":
+    table = _table(
+        "sessions",
+        "session",
+        "node",
+        ">$/h",
+        ">boots",
+        ">requests",
+        ">expected",
+        ">lease",
+        ">expected $",
+        ">worst $",
+        "",
+    )
+    for s in plan.sessions:
+        state = (
+            "admitted" if s.name in plan.admitted else "waits" if s.usd_worst <= plan.cap_usd else "too dear"
+        )
+        table.add_row(
+            s.name,
+            s.node,
+            f"{dollars(s.usd_per_hour)} {s.price_source}",
+            str(s.boots),
+            str(s.requests),
+            span(s.seconds),
+            span(s.worst_seconds),
+            dollars(s.usd_expected),
+            dollars(s.usd_worst),
+            state,
+        )
+    return table
+
+
+def _groups(session: SessionPlan, *, many: bool) -> "Table":
+    title = f"groups of session {session.name}" if many else "groups, in running order"
+    table = _table(title, "group", "design", "arms", ">c", ">boots", ">requests", ">time", ">expected $")
+    for g in session.groups:
+        table.add_row(
+            g.name,
+            g.design,
+            ", ".join(g.arms),
+            str(g.concurrency),
+            str(boots(g)),
+            str(requests(g)),
+            span(g.seconds),
+            dollars(g.usd_expected),
+        )
+    rest = session.usd_expected - sum(g.usd_expected for g in session.groups)
+    table.add_row("setup, teardown", "", "", "", "", "", "", dollars(rest), style="dim")
+    return table
+
+
+def _power(plan: CampaignPlan) -> "Table":
+    table = _table(
+        "smallest difference found with 80 % power",
+        "comparison",
+        "metric",
+        ">n",
+        ">boots",
+        ">resolves",
+        ">margin",
+        "from",
+    )
+    for p in plan.power:
+        fine = p.resolvable_pct <= p.rule_pct
+        table.add_row(
+            p.pair,
+            p.metric,
+            str(p.n),
+            str(p.boots),
+            f"{p.resolvable_pct:.1f} %",
+            f"{p.rule_pct:g} %",
+            "earlier rows" if p.source == "prior" else "stated defaults",
+            style="" if fine else "yellow",
+        )
+    return table
+
+
+def _outlook(plan: CampaignPlan) -> str:
+    admitted = [s for s in plan.sessions if s.name in plan.admitted]
+    worst, expected = sum(s.usd_worst for s in admitted), sum(s.usd_expected for s in admitted)
+    if not admitted:
+        return f"no session fits under the cap of {dollars(plan.cap_usd)}"
+    return (
+        f"admitted: {', '.join(plan.admitted)}; worst case {dollars(worst)} of {dollars(plan.cap_usd)}, "
+        f"leaving {dollars(plan.cap_usd - worst)}; expected {dollars(expected)}, "
+        f"leaving {dollars(plan.cap_usd - expected)}"
+    )

@@ -1,0 +1,166 @@
+"""Ladders and pairs -> arms and comparisons. Names are made here and nowhere else.
+
+A rung is `LADDER=VALUE`, a varied arm `PAIR.b`, the second side of an A/A `ARM#2` (same hash). None of the
+three can be the name of an arm in the file.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from campaign.errors import Problem, SpecError
+from campaign.plan.model import ArmPlan, Comparison, GroupKind
+from campaign.spec.models import Design, Pair, Spec
+from campaign.spec.resolve import arm_hash, resolved_arm, with_fields
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One group before it has an order: who is compared, on what, how often."""
+
+    name: str
+    kind: GroupKind
+    where: str
+    """Field of the spec it comes from, e.g. `ladders.depth`."""
+    arms: tuple[ArmPlan, ...]
+    workload: str
+    concurrency: int
+    boots: int
+    design: Design
+    comparisons: tuple[Comparison, ...]
+
+
+def expand(spec: Spec, session: str) -> tuple[Draft, ...]:
+    """Groups of one session in running order: its pairs, then its ladders; anchors are not among them.
+
+    Raises SpecError where two arms that are to be compared are the same configuration.
+    """
+    wanted = spec.sessions[session]
+    drafts = [d for name in wanted.pairs for d in _pair(spec, name)]
+    drafts += [_ladder(spec, name) for name in wanted.ladders]
+    return tuple(drafts)
+
+
+def anchor(spec: Spec) -> Draft:
+    """The anchor, still without its position."""
+    a = spec.anchor
+    arm = named(spec, a.arm)
+    return Draft("anchor", "anchor", "anchor", (arm,), a.workload, 1, a.boots, "auto", ())
+
+
+def named(spec: Spec, name: str) -> ArmPlan:
+    """An arm of the file."""
+    config = resolved_arm(spec, name)
+    return ArmPlan(name, arm_hash(config, spec.models, spec.runtimes), config)
+
+
+def _varied(spec: Spec, name: str, source: str, fields: Mapping[str, Any]) -> ArmPlan:
+    config = with_fields(resolved_arm(spec, source), dict(fields))
+    return ArmPlan(name, arm_hash(config, spec.models, spec.runtimes), config)
+
+
+def _pair(spec: Spec, name: str) -> list[Draft]:
+    pair = spec.pairs[name]
+    a, b = named(spec, pair.a), _other_side(spec, name, pair)
+    if pair.kind != "aa" and a.hash == b.hash:
+        raise _same(f"pairs.{name}", b.name, a.name, "let b differ in a field, or write kind: aa")
+    several = isinstance(pair.concurrency, tuple) and len(pair.concurrency) > 1
+    values = pair.concurrency if isinstance(pair.concurrency, tuple) else (pair.concurrency,)
+    drafts = []
+    for c in dict.fromkeys(values):
+        label = f"{name}@c{c}" if several else name
+        group = f"pair.{label}"
+        comparison = Comparison(
+            label, pair.kind, label, group, a.name, b.name, pair.workload, c, pair.primary, pair.margin
+        )
+        drafts.append(
+            Draft(
+                group,
+                pair.kind,
+                f"pairs.{name}",
+                (a, b),
+                pair.workload,
+                c,
+                pair.boots,
+                pair.design,
+                (comparison,),
+            )
+        )
+    return drafts
+
+
+def _other_side(spec: Spec, name: str, pair: Pair) -> ArmPlan:
+    if pair.kind == "aa":
+        return replace(named(spec, pair.a), name=f"{pair.a}#2")
+    if pair.b is not None:
+        return named(spec, pair.b)
+    return _varied(spec, f"{name}.b", pair.a, pair.vary or {})
+
+
+def _ladder(spec: Spec, name: str) -> Draft:
+    ladder = spec.ladders[name]
+    base = named(spec, ladder.base)
+    source = ladder.from_ or ladder.base
+    rungs = [
+        _varied(spec, rung, source, {ladder.field: value})
+        for rung, value in zip(_rung_names(name, ladder.values), ladder.values, strict=True)
+    ]
+    seen: dict[str, str] = {}
+    for arm in (base, *rungs):
+        if arm.hash in seen:
+            raise _same(
+                f"ladders.{name}", arm.name, seen[arm.hash], f"take that value out of ladders.{name}.values"
+            )
+        seen[arm.hash] = arm.name
+    against_base = [(base.name, rung.name) for rung in rungs]
+    adjacent = [(low.name, high.name) for low, high in pairwise(rungs)]
+    group = f"ladder.{name}"
+    comparisons = tuple(
+        Comparison(
+            f"{name}:{a}|{b}",
+            "ladder",
+            name,
+            group,
+            a,
+            b,
+            ladder.workload,
+            ladder.concurrency,
+            ladder.primary,
+            ladder.margin,
+        )
+        for a, b in against_base + adjacent
+    )
+    return Draft(
+        group,
+        "ladder",
+        f"ladders.{name}",
+        (base, *rungs),
+        ladder.workload,
+        ladder.concurrency,
+        ladder.boots,
+        ladder.design,
+        comparisons,
+    )
+
+
+def _rung_names(ladder: str, values: tuple[Any, ...]) -> list[str]:
+    """`LADDER=VALUE`, usable in a file name; values that look alike once shortened are numbered."""
+    names: list[str] = []
+    for value in values:
+        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+        short = _UNSAFE.sub("-", text).strip("-")[:40] or "empty"
+        name, n = f"{ladder}={short}", 2
+        while name in names:
+            name, n = f"{ladder}={short}.{n}", n + 1
+        names.append(name)
+    return names
+
+
+def _same(field: str, name: str, other: str, fix: str) -> SpecError:
+    why = f"arm {name} is the same configuration as {other}, so there is nothing to compare"
+    return SpecError((Problem("experiments.yaml", None, field, "", why, fix),))

@@ -1,0 +1,124 @@
+"""One session: its groups with anchors around them, its lease, and its rounds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from campaign.plan.cost import (
+    CHEAP_BOOT_S,
+    SETUP_S,
+    TEARDOWN_SHARE,
+    Lease,
+    Price,
+    apportion,
+    arm_times,
+    lease,
+)
+from campaign.plan.design import Choice, choose, layout
+from campaign.plan.expand import Draft, anchor, expand
+from campaign.plan.model import ArmPlan, GroupPlan, SessionPlan
+from campaign.plan.order import build_rounds
+from campaign.spec.models import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A session before its rounds are written out: enough to price it, and to price it without a part."""
+
+    name: str
+    node: str
+    price: Price
+    setup_s: float
+    """From launch to the first boot."""
+    groups: tuple[tuple[str, Choice], ...]
+    """(name, choice) in running order, anchors among them."""
+    lease: Lease
+
+    @property
+    def drafts(self) -> tuple[Draft, ...]:
+        """What is compared; no anchors."""
+        return tuple(c.draft for _, c in self.groups if c.draft.kind != "anchor")
+
+    def unreached(self) -> tuple[str, ...]:
+        """Groups that do not finish before the lease ends."""
+        ends = accumulate((c.seconds for _, c in self.groups), initial=self.setup_s)
+        next(ends)
+        return tuple(
+            n for (n, _), end in zip(self.groups, ends, strict=True) if end > self.lease.lease_s + 1e-6
+        )
+
+
+def outline(spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None = None) -> Outline:
+    """Design, order and price of a session's groups; `drafts` replaces what the file asks for."""
+    node = spec.sessions[name].node
+    work = tuple(expand(spec, name) if drafts is None else drafts)
+    chosen = [choose(spec, node, draft, price) for draft in work]
+    reference = choose(spec, node, anchor(spec), price)
+    groups = _with_anchors(spec, chosen, reference)
+    setup_s = SETUP_S[spec.nodes[node].provider]
+    work_s = sum(c.seconds for _, c in groups)
+    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates)
+    return Outline(name, node, price, setup_s, groups, terms)
+
+
+def _with_anchors(spec: Spec, chosen: list[Choice], reference: Choice) -> tuple[tuple[str, Choice], ...]:
+    """Anchors first, last, and between groups where the reference boots cheaply."""
+    arm = reference.draft.arms[0].config
+    boot_s = arm_times(arm, spec.workloads[reference.draft.workload]).boot_s
+    between = spec.anchor.between and boot_s <= CHEAP_BOOT_S
+    groups: list[tuple[str, Choice]] = [("anchor.first", reference)]
+    for i, choice in enumerate(chosen):
+        if i and between:
+            groups.append((f"anchor.between{i}", reference))
+        groups.append((choice.draft.name, choice))
+    return (*groups, ("anchor.last", reference))
+
+
+def session_plan(spec: Spec, session: Outline) -> SessionPlan:
+    """Write out every boot and request."""
+    terms = session.lease
+    usd = apportion(terms.usd_expected, _held(session))
+    arms: dict[str, ArmPlan] = {}
+    groups = []
+    for (name, choice), share in zip(session.groups, usd[1:-1], strict=True):
+        draft = choice.draft
+        arms.update({arm.name: arm for arm in draft.arms})
+        groups.append(
+            GroupPlan(
+                name=name,
+                kind=draft.kind,
+                design=choice.design,
+                why=choice.why,
+                arms=tuple(arm.name for arm in draft.arms),
+                workload=draft.workload,
+                concurrency=draft.concurrency,
+                rounds=build_rounds(choice.design, layout(spec, session.node, choice, name)),
+                seconds=choice.seconds,
+                usd_expected=share,
+            )
+        )
+    rounds = [r for g in groups for r in g.rounds]
+    return SessionPlan(
+        name=session.name,
+        node=session.node,
+        priority=spec.sessions[session.name].priority,
+        arms=arms,
+        groups=tuple(groups),
+        comparisons=tuple(c for draft in session.drafts for c in draft.comparisons),
+        boots=sum(len(r.boots) for r in rounds),
+        requests=sum(len(r.warmup) + len(r.sequence) for r in rounds),
+        seconds=terms.expected_s,
+        usd_per_hour=session.price.usd_per_hour,
+        price_source=session.price.source,
+        usd_expected=terms.usd_expected,
+        usd_worst=terms.usd_worst,
+        worst_seconds=terms.lease_s,
+    )
+
+
+def _held(session: Outline) -> list[float]:
+    """Seconds the node is held for setup, each group, and teardown; nothing past the lease's end."""
+    parts = [session.setup_s, *(c.seconds for _, c in session.groups)]
+    ends = [min(end, session.lease.lease_s) for end in accumulate(parts, initial=0.0)]
+    held = [after - before for before, after in pairwise(ends)]
+    return [*held, TEARDOWN_SHARE * session.price.teardown_s]
