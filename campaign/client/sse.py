@@ -1,0 +1,73 @@
+"""Server-sent events from the bytes of a whole body (WHATWG HTML, section 9.2.6).
+
+Only LF, CR and CRLF end a line: U+0085 and U+2028 are text. Bytes stay bytes here, so that a read that
+ends inside a character, or between CR and LF, changes nothing. What the body was cut into while it was
+read does not matter to the events; it only decides their times, through `Event.end`.
+"""
+
+import re
+from dataclasses import dataclass
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One dispatched event."""
+
+    data: bytes
+    """Its data lines, joined by LF."""
+    type: str
+    """`message` where the stream names none."""
+    id: str | None
+    end: int
+    """Bytes of the body needed to complete it: it is timed by the read that brought the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a body holds."""
+
+    events: tuple[Event, ...]
+    tail: bytes
+    """Bytes of a last event that never ended; empty after a whole one. Comments are no event."""
+
+
+def parse(body: bytes) -> Stream:
+    """Split a body into events. Never raises: whatever the bytes are, they are some stream.
+
+    An event without a data line is not dispatched; a comment is dropped; one space after the colon is
+    removed, further ones are data.
+    """
+    events: list[Event] = []
+    data: list[bytes] = []
+    kind = "message"
+    last_id: str | None = None
+    fields = False
+    start = len(_BOM) if body.startswith(_BOM) else 0
+    event_start = line_start = start
+    for match in _LINE_END.finditer(body, start):
+        line = body[line_start : match.start()]
+        line_start = match.end()
+        if not line:
+            if data:
+                # A lone CR ends the line; an LF that follows in a later read adds nothing.
+                events.append(Event(b"\n".join(data), kind, last_id, match.start() + 1))
+            data, kind, fields = [], "message", False
+            event_start = line_start
+            continue
+        if line.startswith(b":"):
+            continue
+        fields = True
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            data.append(value)
+        elif name == b"event":
+            kind = value.decode("utf-8", "replace") or "message"
+        elif name == b"id" and b"\x00" not in value:
+            last_id = value.decode("utf-8", "replace")
+    rest = body[line_start:]
+    cut = fields or (bool(rest) and not rest.startswith(b":"))
+    return Stream(tuple(events), body[event_start:] if cut else b"")
