@@ -191,7 +191,7 @@ class Arm(Strict):
     threads: Count | None = None
     """CPU threads of the engine."""
     context: Count | None = None
-    """Context length in tokens."""
+    """Context length of one request in tokens, prompt and output."""
     kv_dtype: Text | None = None
     """KV cache type in the engine's own words."""
     tp: Count | None = None

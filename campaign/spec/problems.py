@@ -37,48 +37,60 @@ def explain(
 
 
 def _explain(model: type[BaseModel], tree: Tree, error: ErrorDetails, loc: tuple[str | int, ...]) -> Problem:
-    kind, ctx = error["type"], error.get("ctx", {})
+    kind = error["type"]
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        return _tag(model, tree, error, loc)
     spot = find(tree, [step for step in loc if step != "[key]"])
-    field, value = spot.field, spot.value if spot.inside else ""
+    value = spot.value if spot.inside and loc[-1:] != ("[key]",) else ""
+    why, fix = _words(model, error, loc, value)
+    return Problem(spot.at.file, spot.at.line, spot.field, value, why, fix)
+
+
+def _words(
+    model: type[BaseModel], error: ErrorDetails, loc: tuple[str | int, ...], value: str
+) -> tuple[str, str]:
+    """Why and fix."""
+    kind, ctx = error["type"], error.get("ctx", {})
     if kind == "campaign":
-        why, fix = str(ctx["why"]), str(ctx["fix"])
-        if loc and loc[-1] == "[key]":
-            why = f"the name {why}"
-            value = ""
-    elif kind == "missing":
-        why, fix = "is required and missing", f"add `{loc[-1]}: ...`{_about(model, loc)}"
-    elif kind == "extra_forbidden":
+        return ("the name " if loc[-1:] == ("[key]",) else "") + str(ctx["why"]), str(ctx["fix"])
+    if kind == "missing":
+        return "is required and missing", f"add `{loc[-1]}: ...`{_about(model, loc)}"
+    if kind == "extra_forbidden":
         owner = _model_at(model, loc[:-1])
         names = [] if owner is None else [f.alias or n for n, f in owner.model_fields.items()]
-        why, fix = "is not a field here", did_you_mean(str(loc[-1]), names)
-    elif kind == "literal_error":
-        names = re.findall(r"'([^']*)'", str(ctx["expected"]))
-        why, fix = "is not one of the choices", did_you_mean(value, names)
-    elif kind in {"union_tag_invalid", "union_tag_not_found"}:
-        key = str(ctx["discriminator"]).strip("'")
-        names = _tags(_model_union(model, loc), key)
-        inner = find(tree, (*loc, key))
-        spot, field = inner, inner.field
-        value = inner.value
-        missing = kind == "union_tag_not_found"
-        why = "is required and missing" if missing else "is not one of the choices"
-        fix = f"add `{key}: ...`, one of: {choices(names)}" if missing else did_you_mean(value, names)
-    elif kind in {"dict_type", "model_type", "model_attributes_type", "dict_attributes_type"}:
-        why, fix = "must be a mapping", "write `key: value` lines below it, or {key: value}"
-        if kind == "model_type" and value in {"off", "no", "none", "false"}:
-            fix = "write null for none, or leave it out"
-    elif kind in {"tuple_type", "list_type"}:
-        why, fix = "must be a list", f"write [{value or 'a, b'}]"
-    elif kind == "campaign_choice":
-        why, fix = str(error["msg"]), "write one of them"
-    elif kind in {"too_long", "too_short"}:
-        why, fix = (
-            "has the wrong number of values",
-            f"write {ctx.get('max_length', ctx.get('min_length'))} values",
+        return "is not a field here", did_you_mean(str(loc[-1]), names)
+    if kind == "literal_error":
+        return "is not one of the choices", did_you_mean(
+            value, re.findall(r"'([^']*)'", str(ctx["expected"]))
         )
-    else:
-        why, fix = str(error["msg"])[:100].lower(), "see `campaign schema`"
-    return Problem(spot.at.file, spot.at.line, field, value, why, fix)
+    return _shapes(error, value)
+
+
+def _shapes(error: ErrorDetails, value: str) -> tuple[str, str]:
+    """Why and fix of a value of the wrong YAML kind."""
+    kind, ctx = error["type"], error.get("ctx", {})
+    if kind in {"dict_type", "model_type", "model_attributes_type", "dict_attributes_type"}:
+        none = kind != "dict_type" and value.lower() in {"off", "no", "none", "false"}
+        fix = "write `key: value` lines below it, or {key: value}"
+        return "must be a mapping", "write null for none, or leave it out" if none else fix
+    if kind in {"tuple_type", "list_type"}:
+        return "must be a list", f"write [{value or 'a, b'}]"
+    if kind in {"too_long", "too_short"}:
+        n = ctx.get("max_length", ctx.get("min_length"))
+        return "has the wrong number of values", f"write {n} values"
+    return str(error["msg"])[:100], "see `campaign schema`"
+
+
+def _tag(model: type[BaseModel], tree: Tree, error: ErrorDetails, loc: tuple[str | int, ...]) -> Problem:
+    """A union whose member cannot be told: the field that tells it is missing or unknown."""
+    key = str(error["ctx"]["discriminator"]).strip("'")
+    names = [str(v) for t in _types_at(model, loc) for v in get_args(t.model_fields[key].annotation)]
+    spot = find(tree, (*loc, key))
+    if not spot.inside:
+        fix = f"add `{key}: ...`, one of: {choices(names)}"
+        return Problem(spot.at.file, spot.at.line, spot.field, "", "is required and missing", fix)
+    fix = did_you_mean(spot.value, names)
+    return Problem(spot.at.file, spot.at.line, spot.field, spot.value, "is not one of the choices", fix)
 
 
 def _about(model: type[BaseModel], loc: Sequence[str | int]) -> str:
@@ -130,11 +142,3 @@ def _tag_values(kind: type[BaseModel]) -> tuple[Any, ...]:
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel] | None:
     found = [t for t in _types_at(model, loc) if _is_model(t)]
     return found[0] if found else None
-
-
-def _model_union(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[BaseModel]]:
-    return [t for t in _types_at(model, loc) if _is_model(t)]
-
-
-def _tags(union: Sequence[type[BaseModel]], key: str) -> list[str]:
-    return [str(v) for kind in union for v in get_args(kind.model_fields[key].annotation)]

@@ -97,6 +97,9 @@ def parse(data: bytes | str, file: str, first_line: int | None = 1) -> tuple[Tre
         at = None if first_line is None or mark is None else int(mark.line) + first_line
         why = shown(getattr(error, "problem", None) or "cannot be read")
         fix = "check the indentation, the quotes and the brackets of this line and the one above"
+        around = text.splitlines()[max(mark.line - 1, 0) : mark.line + 1] if mark is not None else []
+        if any("${" in line for line in around):
+            fix = 'inside { } and [ ] a variable needs quotes: "${NAME}"'
         return None, [*builder.problems, Problem(file, at, "file", "", f"is not valid YAML: {why}", fix)]
 
 

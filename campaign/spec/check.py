@@ -1,0 +1,212 @@
+"""Rules between fields: references, inheritance, comparisons that compare something, contexts that hold.
+
+Every rule looks only at entries that are valid by themselves, so one mistake is reported once, not
+through everything that refers to it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from campaign.errors import Problem, SpecError
+from campaign.spec.compare import ladders, pairs
+from campaign.spec.fits import ACCELERATORS, fits
+from campaign.spec.models import Arm, AttachNode, Runtime, SkyNode
+from campaign.spec.parts import Parts
+from campaign.spec.problems import did_you_mean
+from campaign.spec.resolve import inherited
+from campaign.spec.tree import SECRET
+
+_PINNED = re.compile(r"==|@ |\.whl$")
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NEEDS_MODEL = frozenset({"llamacpp", "sglang", "vllm"})
+
+
+Rule = Callable[[Parts], Iterator[Problem]]
+
+
+def check(parts: Parts) -> list[Problem]:
+    """All problems between fields. Fills `parts.resolved` and `parts.values`."""
+    return [problem for rule in _RULES for problem in rule(parts)]
+
+
+_REFERENCES = (
+    ("arms", "from_", "arms"),
+    ("arms", "model", "models"),
+    ("arms", "runtime", "runtimes"),
+    ("arms", "speculation.draft_model", "models"),
+    ("ladders", "base", "arms"),
+    ("ladders", "from_", "arms"),
+    ("ladders", "workload", "workloads"),
+    ("pairs", "a", "arms"),
+    ("pairs", "b", "arms"),
+    ("pairs", "workload", "workloads"),
+    ("sessions", "node", "nodes"),
+    ("sessions", "pairs", "pairs"),
+    ("sessions", "ladders", "ladders"),
+)
+"""Section, field that names something, section where it must be defined."""
+
+
+def _references(parts: Parts) -> Iterator[Problem]:
+    entries: list[tuple[tuple[str, ...], object, str, str]] = [
+        ((section, key), entry, name, target)
+        for section, name, target in _REFERENCES
+        for key, entry in getattr(parts, section).items()
+    ]
+    if parts.anchor is not None:
+        entries += [
+            (("anchor",), parts.anchor, "arm", "arms"),
+            (("anchor",), parts.anchor, "workload", "workloads"),
+        ]
+    for at, entry, name, target in entries:
+        value: object = entry
+        for step in name.split("."):
+            value = getattr(value, step, None)
+        path = (*at, *(step.rstrip("_") for step in name.split(".")))
+        named: list[tuple[tuple[str | int, ...], str]] = (
+            [((*path, i), v) for i, v in enumerate(value)]
+            if isinstance(value, tuple)
+            else [(path, str(value))] * (value is not None)
+        )
+        known = parts.names[target]
+        for where, word in named:
+            if known is not None and word not in known:
+                yield parts.problem(
+                    where, f"is not defined under `{target}`", did_you_mean(word, known), word
+                )
+
+
+def _nodes(parts: Parts) -> Iterator[Problem]:
+    for key, node in parts.nodes.items():
+        at = ("nodes", key)
+        if isinstance(node, AttachNode) and (node.ssh is None) == (node.cluster is None):
+            yield parts.problem(at, "needs exactly one of `ssh` and `cluster`", "keep one of the two")
+        if isinstance(node, SkyNode):
+            if not ACCELERATORS.fullmatch(node.accelerators):
+                yield parts.problem((*at, "accelerators"), "is not NAME:COUNT", "write one such as H200:1")
+            if node.any_of and node.ordered:
+                yield parts.problem((*at, "ordered"), "cannot stand beside `any_of`", "keep one of the two")
+        elif len(set(node.gpus)) != len(node.gpus):
+            yield parts.problem((*at, "gpus"), "names a GPU twice", "list each index once")
+
+
+def _models(parts: Parts) -> Iterator[Problem]:
+    for key, model in parts.models.items():
+        at = ("models", key)
+        if sum(v is not None for v in (model.hub, model.path, model.package)) != 1:
+            yield parts.problem(
+                at, "needs exactly one of `hub`, `path` and `package`", "keep one of the three"
+            )
+        elif model.hub is not None and model.revision is None:
+            fix = "add `revision: COMMIT` (the repository's page shows it); `main` moves"
+            yield parts.problem((*at, "hub"), "has no pinned revision", fix)
+        elif model.hub is None and model.revision is not None:
+            yield parts.problem(
+                (*at, "revision"), "pins a hub model, and there is none", "remove it, or use `sha256`"
+            )
+
+
+def _runtimes(parts: Parts) -> Iterator[Problem]:
+    for key, runtime in parts.runtimes.items():
+        at = ("runtimes", key)
+        given = {n: v for n, v in runtime if v is not None}
+        if len(given) != 1:
+            fix = "keep one; make one entry for each runtime"
+            yield parts.problem(at, f"needs exactly one of {', '.join(Runtime.model_fields)}", fix)
+        elif runtime.pip is not None and not _PINNED.search(runtime.pip):
+            yield parts.problem((*at, "pip"), "is not pinned", f"write {runtime.pip}==VERSION")
+        elif runtime.image is not None and not _DIGEST.search(runtime.image):
+            yield parts.problem((*at, "image"), "is not pinned by digest", "write NAME@sha256:64_HEX_DIGITS")
+
+
+def _arms(parts: Parts) -> Iterator[Problem]:
+    for key, arm in parts.arms.items():
+        for name in arm.env:
+            path = ("arms", key, "env", name)
+            if not _ENV_NAME.fullmatch(name):
+                yield parts.problem(path, "is not a name of a variable", "use letters, digits and _", "")
+            elif SECRET.search(name):
+                yield parts.problem(
+                    path, "is a secret that would be stored with the run", "keep it out of the file", ""
+                )
+        try:
+            resolved = inherited(parts.arms, key)
+        except SpecError as error:
+            found = error.problems[0]
+            if found.field.endswith(".from"):
+                yield parts.problem(("arms", key, "from"), found.why, found.fix)
+            continue  # an unknown or invalid parent has its own problem
+        problems = list(_whole_arm(parts, key, resolved))
+        yield from problems
+        if not problems:
+            parts.resolved[key] = resolved
+
+
+def _whole_arm(parts: Parts, key: str, arm: Arm) -> Iterator[Problem]:
+    at = ("arms", key)
+    if arm.engine is None:
+        yield parts.problem(at, "has no `engine`", "add `engine: ...` here or in the arm it is `from`")
+    elif arm.engine in _NEEDS_MODEL and arm.model is None:
+        yield parts.problem(at, "has no `model`", "add `model: NAME`, an entry of `models`")
+    if arm.engine == "sglang" and arm.speculation is not None and arm.max_running_requests is None:
+        why = "has speculation and no `max_running_requests`, which SGLang then silently sets to 48"
+        yield parts.problem(at, why, "pin it, in the arms it is compared with too")
+
+
+def _names(parts: Parts) -> Iterator[Problem]:
+    both = (parts.names["pairs"] or frozenset()) & (parts.names["ladders"] or frozenset())
+    for name in sorted(both):
+        yield parts.problem(("pairs", name), "is the name of a ladder too", "rename one of the two", "")
+
+
+def _sessions(parts: Parts) -> Iterator[Problem]:
+    if parts.names["sessions"] == frozenset():
+        yield parts.problem(
+            ("sessions",), "is empty: nothing would run", "add one, e.g. main: {node: here, pairs: [...]}"
+        )
+    for key, session in parts.sessions.items():
+        at = ("sessions", key)
+        if not session.pairs and not session.ladders:
+            yield parts.problem(at, "has neither pairs nor ladders", "name at least one")
+        for section in ("pairs", "ladders"):
+            names = getattr(session, section)
+            for i, name in enumerate(names):
+                if name in names[:i]:
+                    yield parts.problem((*at, section, i), "stands twice", "keep one")
+
+
+def _workloads(parts: Parts) -> Iterator[Problem]:
+    for key, workload in parts.workloads.items():
+        if workload.tokens is not None and workload.tokens[0] > workload.tokens[1]:
+            at = ("workloads", key, "tokens")
+            yield parts.problem(at, "has its bounds the wrong way round", f"write {sorted(workload.tokens)}")
+
+
+def _ray(parts: Parts) -> Iterator[Problem]:
+    ray = parts.ray
+    if ray is None or ray.address is None:
+        return
+    at = ("ray", "address")
+    if ray.mode == "inline":
+        yield parts.problem(at, "has no use in inline mode", "remove it, or set mode: local")
+    elif not re.fullmatch(r"[A-Za-z0-9_.\[\]:-]+:[0-9]{1,5}", ray.address):
+        yield parts.problem(
+            at, "does not say which cluster", "write host:port of its head; `auto` is refused"
+        )
+
+
+_RULES: tuple[Rule, ...] = (
+    _references,
+    _nodes,
+    _models,
+    _runtimes,
+    _arms,
+    _workloads,
+    ladders,
+    pairs,
+    _names,
+    _sessions,
+    fits,
+    _ray,
+)
