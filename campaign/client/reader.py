@@ -128,7 +128,8 @@ async def exchange(wire: Wire, where: Target, request: bytes, timeout_s: float) 
                 await connecting
                 sent_ns, sent_utc_ns = time.monotonic_ns(), time.time_ns()
                 wire.write(request)
-            await wire.done
+            # Not `await wire.done`: a timeout would cancel the future that says how it ended.
+            await asyncio.wait({wire.done})
     except TimeoutError:
         wire.stop("timeout")
     except OSError as error:

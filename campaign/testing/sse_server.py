@@ -59,8 +59,8 @@ class ScriptServer:
         self.scripts = script
         self.scale = scale
         self.seen: list[Seen] = []
-        self.hangs = asyncio.Event()
-        """Set as soon as an answer has come to its `hang`."""
+        self.hangs = asyncio.Semaphore(0)
+        """Released once by every answer that has come to its `hang`."""
         self._server: asyncio.Server | None = None
         self._release = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,7 +117,7 @@ class ScriptServer:
 
     async def _end(self, script: Script, writer: asyncio.StreamWriter, sock: socket.socket) -> None:
         if script.close == "hang":
-            self.hangs.set()
+            self.hangs.release()
             await self._release.wait()
         elif script.close == "rst":
             # Give the peer time to take what was sent: a reset may overtake it.

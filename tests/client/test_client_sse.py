@@ -1,5 +1,7 @@
 """Framing: any cut of any bytes gives the same events."""
 
+from itertools import pairwise
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -110,7 +112,7 @@ def test_cuts_change_times_and_nothing_else(texts, eol, data):
     body = b"".join(p + eol + eol for p in parts)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(body) - 1), max_size=20)))
     bounds = [0, *cuts, len(body)]
-    pieces = tuple(Piece(i, body[a:b]) for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)))
+    pieces = tuple(Piece(i, body[a:b]) for i, (a, b) in enumerate(pairwise(bounds)))
     reading = read(Response(200, "", pieces, True, True, 0, None))
     assert [c.text for c in reading.chunks] == texts
     assert reading.text == "".join(texts)
@@ -133,7 +135,7 @@ def test_chunked_bodies_cut_anywhere(bodies, data):
     wire = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     wire += b"".join(b"%x\r\n%b\r\n" % (len(b), b) for b in bodies) + b"0\r\n\r\n"
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, len(wire) - 1), max_size=20))), len(wire)]
-    response = parse_response([(i, wire[a:b]) for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))])
+    response = parse_response([(i, wire[a:b]) for i, (a, b) in enumerate(pairwise(cuts))])
     assert response.body == b"".join(bodies)
     assert response.complete
     assert response.framed
