@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--spec-ngram-size", type=_count, default=3, help="tokens that an n-gram drafter matches")
     p.add_argument("--spec-min-hits", type=_count, default=1)
     p.add_argument("--spec-draft-model", help="GGUF file of a draft model")
-    p.add_argument("--verbosity", type=_natural, default=3)
+    p.add_argument("--verbosity", type=_natural, default=3, help="4 prints KV types and drafters")
     return p
 
 
@@ -145,8 +145,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     stop = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # before the server's threads, which inherit it
-    server = xllamacpp.Server(params(xllamacpp, args))
-    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201  # the host reads the log
+    try:
+        server = xllamacpp.Server(params(xllamacpp, args))
+    except RuntimeError as error:
+        sys.exit(f"error: the server did not start, see the lines above ({error})")
+    print(f"listening on {server.listening_address}", flush=True)  # the host reads the log
     signal.sigwait(stop)
     os._exit(0)  # no thread of the server can hold the exit up
 

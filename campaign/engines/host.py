@@ -1,0 +1,366 @@
+"""LocalEngineHost: starts servers on this machine, proves what started, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from campaign.clock import Clock, SystemClock, iso
+from campaign.engines import child as children
+from campaign.engines import effective, failures, fetch, procfs
+from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
+from campaign.engines.prometheus import Poller
+from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
+from campaign.engines.registry import get as get_engine
+from campaign.errors import EngineError
+from campaign.redact import REDACTOR
+
+PORT_TRIES = 3
+"""We chose the port, so one that is taken meanwhile is ours to replace."""
+_LOOPBACK = "127.0.0.1"
+_HTTP_S = 5.0
+_TAIL = 64 * 1024
+_QUIET_S = 5.0
+"""A known failure in the log of a live server ends its boot once the log has been silent for this long."""
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME")
+ENV_VALUES = frozenset(
+    {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+)
+"""Variables whose values are recorded, besides those that the arm sets; of all others only the name."""
+_OWN_PROBES = re.compile(r"/(?:health|v1/models|v1/completions|metrics|props|slots)\b")
+
+
+class LogTail:
+    """Follows a growing log: its progress, its last part, and its text from here on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.start = path.stat().st_size if path.exists() else 0
+        self._read = self.start
+        self.lines = 0
+        """Lines so far that our own probes did not cause."""
+
+    def grown(self) -> int:
+        """Count new lines; access-log lines of our own probes are not progress."""
+        with contextlib.suppress(OSError), self.path.open("rb") as f:
+            f.seek(self._read)
+            new = f.read()
+            self._read += len(new)
+            text = new.decode("utf-8", "replace")
+            self.lines += sum(1 for line in text.splitlines() if not _OWN_PROBES.search(line))
+        return self.lines
+
+    def text(self, limit: int | None = None) -> str:
+        """What this boot wrote, or its last `limit` bytes."""
+        try:
+            with self.path.open("rb") as f:
+                size = f.seek(0, os.SEEK_END)
+                f.seek(max(self.start, size - limit) if limit else self.start)
+                return f.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+@dataclass(slots=True)
+class _Server:
+    order: BootOrder
+    engine: Engine
+    launch: Launch
+    child: children.Child
+    port: int
+    log: LogTail
+    state: Readiness
+    clock: Clock
+    poller: Poller
+    created: float | None = None
+    failed: Failed | None = None
+    stopping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _last: tuple[int, int] = (-1, 0)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{_LOOPBACK}:{self.port}"
+
+    # --- readiness.Probe
+
+    async def look(self) -> Look:
+        alive = self.child.poll()
+        grown = self.log.grown()
+        if grown != self._last[0]:
+            self._last = (grown, self.clock.monotonic_ns())
+        failure = None
+        if not alive or self.clock.monotonic_ns() - self._last[1] > _QUIET_S * 1e9:
+            failure = self.engine.failure(self.log.text(_TAIL))
+        if not alive and failure is None:
+            failure = failures.of_status(self.child.status)
+        return Look(alive, self.owner(), grown, failure)
+
+    def owner(self) -> Literal["ours", "foreign", "none"]:
+        """Who listens on the port: only our tree, nobody, or (also) somebody else."""
+        found = procfs.listeners(self.port)
+        if not found:
+            return "none"
+        ours = procfs.sockets(self.child.pids())
+        return "ours" if all(x.inode in ours for x in found) else "foreign"
+
+    async def get(self, path: str) -> tuple[int | None, tuple[str, ...] | None]:
+        try:
+            status, body = await fetch.get(self.base_url + path, self.launch.headers, _HTTP_S)
+        except (OSError, TimeoutError):
+            return None, None
+        if path != "/v1/models" or status != 200:
+            return status, None
+        return status, _model_ids(body)
+
+    async def token(self, timeout_s: float) -> Literal["produced", "refused", "hung"]:
+        body = {
+            "model": self.engine.model_id(self.order),
+            "prompt": "1 2 3",
+            "max_tokens": 1,
+            "temperature": 0,
+            **self.engine.request_extras(self.order.config),
+        }
+        try:
+            status, raw = await fetch.post(
+                self.base_url + "/v1/completions", self.launch.headers, body, timeout_s
+            )
+            produced = status == 200 and json.loads(raw)["usage"]["completion_tokens"] == 1
+        except TimeoutError:
+            return "hung"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "refused"
+        return "produced" if produced else "refused"
+
+
+class LocalEngineHost:
+    """`session.ports.EngineHost` for processes of this machine, several at once."""
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        engines: Callable[[str], Engine] = get_engine,
+        token_timeout_s: float = 30.0,
+        seed: int | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._engines = engines
+        self._token_timeout_s = token_timeout_s
+        self._servers: dict[str, _Server] = {}
+        self._ended: dict[str, tuple[str, str]] = {}
+        self._ports: set[int] = set()
+        self._rng = random.Random(seed)  # noqa: S311  # spreads ports, guards nothing
+
+    async def boot(self, order: BootOrder) -> BootRecord:
+        """Start a server and wait until it is ready. Raises EngineError, or PreflightError before starting.
+
+        A port that somebody takes between our choice and the server's bind is replaced, `PORT_TRIES` times
+        in all; nothing else is retried here.
+        """
+        if order.boot_id in self._servers:
+            raise EngineError("config", f"{order.boot_id} is already running")
+        engine = self._engines(order.config.engine or "")
+        await asyncio.to_thread(engine.preflight, order.config, order.models)
+        for attempt in range(1, PORT_TRIES + 1):
+            try:
+                return await self._boot_on(order, engine, procfs.free_port(self._ports, self._rng))
+            except EngineError as error:
+                if error.kind not in {"port_taken", "port_owned_by_other"} or attempt == PORT_TRIES:
+                    raise
+            except OSError as error:
+                raise EngineError("port_taken", str(error)) from error
+        raise AssertionError("unreachable")
+
+    async def _boot_on(self, order: BootOrder, engine: Engine, port: int) -> BootRecord:
+        self._ports.add(port)
+        launch = engine.launch(order, port)
+        for value in launch.headers.values():
+            REDACTOR.hide(value.rpartition(" ")[2])
+        log = LogTail(Path(order.log_path))
+        spawned_ns = self._clock.monotonic_ns()
+        try:
+            child = await children.start(
+                launch.argv, env=_environment(launch), cwd=launch.cwd, cpus=order.cpus, log_path=log.path
+            )
+        except BaseException:
+            self._ports.discard(port)
+            raise
+        state = Readiness(engine.model_id(order), spawned_ns, order.boot_timeout_s)
+        server = _Server(
+            order, engine, launch, child, port, log, state, self._clock, Poller(engine.read_counters)
+        )
+        self._servers[order.boot_id] = server
+        try:
+            return await self._ready(server)
+        except BaseException as error:
+            kind = error.kind if isinstance(error, EngineError) else "died"
+            await asyncio.shield(self._end(server, (kind, str(error))))
+            raise
+
+    async def _ready(self, server: _Server) -> BootRecord:
+        failed = await await_ready(server.state, server, self._clock)
+        if failed or server.state.ready_ns is None:
+            failed = failed or Failed("died", "ended while it was being proven ready")
+            raise EngineError(failed.kind, _message(server.order, failed, server.log))
+        return await self._record(server, server.state.ready_ns - server.state.started_ns)
+
+    async def _record(self, server: _Server, boot_ns: int) -> BootRecord:
+        """Read what really started; raises EngineError('not_effective') where it is not what was asked."""
+        order, engine = server.order, server.engine
+        log = server.log.text()
+        info: dict[str, Any] = {"log": log}
+        for path in engine.info_paths():
+            info[path] = await _json(server.base_url + path, server.launch.headers)
+        live = await asyncio.to_thread(procfs.describe, server.child.pid)
+        server.created = live["created"]
+        asked = effective.requested(order.config)
+        in_force = dict(engine.effective(info))
+        differences = [
+            *effective.diff(asked, in_force),
+            *effective.log_differences(log, order.config.env, order.config.extra_args),
+            *_process_differences(server, live),
+        ]
+        if differences:
+            text = "; ".join(str(d) for d in differences)
+            raise EngineError("not_effective", REDACTOR.text(f"{order.boot_id}: {text}"))
+        env = live.pop("env")
+        provenance = {
+            **live,
+            "argv": REDACTOR.argv(live["argv"]),
+            "env": REDACTOR.env(env, ENV_VALUES | set(order.config.env)),
+            "created": iso(int(live["created"] * 1e9)),
+            "versions": dict(engine.versions()),
+            "requested": asked,
+            "effective": in_force,
+            "unconfirmed": list(effective.unconfirmed(asked, in_force)),
+            "info": REDACTOR.json({k: v for k, v in info.items() if k != "log"}),
+            "engine": engine.name,
+            "arm": order.arm,
+            "arm_hash": order.arm_hash,
+            "place": order.place,
+            "port": server.port,
+            "listening": sorted({f"{x.address}:{x.port}" for x in procfs.listeners(server.port)}),
+            "log": Path(order.log_path).name,
+        }
+        return BootRecord(
+            boot_id=order.boot_id,
+            base_url=server.base_url,
+            model_id=engine.model_id(order),
+            pid=server.child.pid,
+            port=server.port,
+            boot_ns=boot_ns,
+            gpu_set=",".join(str(g) for g in order.gpus) or "cpu",
+            provenance=provenance,
+            headers=dict(server.launch.headers),
+        )
+
+    async def counters(self, boot_id: str) -> Counters | None:
+        """One scrape; the start time of the process is the kernel's where the page does not say."""
+        server = self._servers.get(boot_id)
+        path = server.engine.metrics_path() if server else None
+        if server is None or path is None:
+            return None
+        found = await server.poller.scrape(
+            lambda: fetch.get(server.base_url + path, server.launch.headers, _HTTP_S)
+        )
+        if found is None or found.started is not None:
+            return found
+        from dataclasses import replace
+
+        reasons = tuple(r for r in found.reasons if r != "started:absent")
+        return replace(found, started=server.created, reasons=reasons)
+
+    async def alive(self, boot_id: str) -> bool:
+        """Our child lives, alone owns the port, and produces a token within the limit.
+
+        The token moves the server's counters: take a new scrape before the next request.
+        """
+        server = self._servers.get(boot_id)
+        if server is None:
+            return False
+        server.failed = await check_alive(server.state, server, self._clock, self._token_timeout_s)
+        return server.failed is None
+
+    async def why_dead(self, boot_id: str) -> tuple[str, str]:
+        """(kind, last lines of the log); from the log, the exit status, or the last probe."""
+        server = self._servers.get(boot_id)
+        if server is None:
+            return self._ended.get(boot_id, ("died", "never started"))
+        alive = server.child.poll()
+        tail = server.log.text(_TAIL)
+        if alive and server.failed:
+            kind, why = server.failed.kind, server.failed.why
+        else:
+            kind, why = server.engine.failure(tail) or failures.of_status(server.child.status)
+        return kind, REDACTOR.text(f"{why}\n{_last_lines(tail)}")
+
+    async def stop(self, boot_id: str) -> None:
+        """End the whole tree, wait until it is gone and its port is free. Idempotent."""
+        server = self._servers.get(boot_id)
+        if server is not None:
+            await asyncio.shield(self._end(server, ("stopped", "stopped by us")))
+
+    async def close(self) -> None:
+        """Stop every server. The host can be used again."""
+        await asyncio.gather(*(self.stop(name) for name in list(self._servers)))
+
+    async def _end(self, server: _Server, why: tuple[str, str]) -> None:
+        async with server.stopping:
+            if self._servers.get(server.order.boot_id) is not server:
+                return
+            await asyncio.to_thread(server.child.end)
+            for _ in range(100):
+                if server.owner() == "foreign" or procfs.port_is_free(server.port):
+                    break
+                await self._clock.sleep(0.05)
+            self._ports.discard(server.port)
+            self._ended[server.order.boot_id] = why
+            del self._servers[server.order.boot_id]
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    """Explicit and minimal: what a shell exported today must not change a measurement."""
+    return {**{k: os.environ[k] for k in _INHERITED if k in os.environ}, **launch.env}
+
+
+def _process_differences(server: _Server, live: Mapping[str, Any]) -> list[effective.Difference]:
+    out = []
+    bound = {x.address for x in procfs.listeners(server.port)}
+    if bound != {_LOOPBACK}:
+        out.append(effective.Difference("host", _LOOPBACK, ", ".join(sorted(bound)) or "nothing"))
+    if server.order.cpus and sorted(live["cpu_affinity"]) != sorted(server.order.cpus):
+        out.append(effective.Difference("cpus", str(server.order.cpus), str(live["cpu_affinity"])))
+    for name, value in server.launch.env.items():
+        if live["env"].get(name) != value:
+            out.append(effective.Difference(f"env {name}", "set", "not in the process"))
+    return out
+
+
+def _model_ids(body: bytes) -> tuple[str, ...] | None:
+    try:
+        return tuple(str(m["id"]) for m in json.loads(body)["data"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+async def _json(url: str, headers: Mapping[str, str]) -> Any:
+    try:
+        status, body = await fetch.get(url, headers, _HTTP_S)
+        return json.loads(body) if status == 200 else None
+    except (OSError, TimeoutError, ValueError):
+        return None
+
+
+def _last_lines(text: str, n: int = 12) -> str:
+    return "\n".join(text.splitlines()[-n:])
+
+
+def _message(order: BootOrder, failed: Failed, log: LogTail) -> str:
+    tail = _last_lines(log.text(_TAIL), 5)
+    return REDACTOR.text(f"{order.boot_id}: {failed.why}" + (f"\n{tail}" if tail else ""))
