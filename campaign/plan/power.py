@@ -134,16 +134,17 @@ def variance_of_ratio(
 
 def achieved_power(difference: float, variance: float, df: float, alpha: float = 0.05) -> float:
     """Probability that a two-sided t test at `alpha` finds a log difference of this size."""
-    from scipy import stats
+    # scipy.stats takes seconds to import, which `campaign plan` would pay on every call.
+    from scipy.special import nctdtr, stdtrit
 
     if variance <= 0:
         return 1.0 if difference else alpha
-    critical = float(stats.t.ppf(1 - alpha / 2, df))
+    critical = float(stdtrit(df, 1 - alpha / 2))
     shift = abs(difference) / math.sqrt(variance)
     # The far tail is below 1e-3 wherever it would matter and is numerically unstable, so it is left out
     # beyond a shift of 1.
-    near = float(stats.nct.sf(critical, df, shift))
-    far = float(stats.nct.cdf(-critical, df, shift)) if shift < 1 else 0.0
+    near = 1.0 - float(nctdtr(df, shift, critical))
+    far = float(nctdtr(df, shift, -critical)) if shift < 1 else 0.0
     return min(1.0, near + far)
 
 
@@ -162,17 +163,18 @@ def resolvable(
 
     `df_boot`: degrees of freedom of the boot standard deviation, e.g. `session_boot_df(...)`.
     """
-    from scipy import optimize
-
     variance, df = variance_of_ratio(metric, n_slots, boots, prior, design, df_boot=df_boot)
     if variance <= 0:
         return 0.0
     sd = math.sqrt(variance)
-    high = 4.0
+    low, high = 0.0, 4.0
     while achieved_power(high * sd, variance, df, alpha) < power:
-        high *= 2
-    shift = optimize.brentq(lambda x: achieved_power(x * sd, variance, df, alpha) - power, 0.0, high)
-    return math.expm1(float(shift) * sd)
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = achieved_power(middle * sd, variance, df, alpha) >= power
+        low, high = (low, middle) if enough else (middle, high)
+    return math.expm1(high * sd)
 
 
 def needed_boots(
