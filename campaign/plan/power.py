@@ -8,7 +8,8 @@ and the mean log ratio of two arms over n slots and k boots each has variance
 
     V = slot_sd^2 / n + 2 residual_sd^2 / (n k) + 2 boot_sd^2 / k
 
-with degrees of freedom after Satterthwaite (Biometrics Bulletin 2, 1946). Power comes from the noncentral t.
+with degrees of freedom after Satterthwaite (Biometrics Bulletin 2, 1946). Power comes from the noncentral t,
+for the test that `analysis` makes: with boots that had to be estimated, the t on boot means alone must pass too.
 """
 
 import math
@@ -100,7 +101,19 @@ def session_boot_df(groups: Iterable[GroupPlan], *, resident: bool) -> int:
     return total
 
 
-def variance_of_ratio(
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What a design is expected to give: variance of the mean log ratio, and the two errors it is tested with."""
+
+    variance: float
+    df: float
+    boots_variance: float
+    """Of the boot means alone: the interval is never narrower than theirs."""
+    boots_df: float
+    """1e6 where the boot standard deviation is taken as known."""
+
+
+def precision(
     metric: Metric,
     n_slots: int,
     boots: int,
@@ -108,44 +121,52 @@ def variance_of_ratio(
     design: PlannedDesign,
     *,
     df_boot: float | None = None,
-) -> tuple[float, float]:
-    """(V, df) of the mean log ratio that this design is expected to give.
+) -> Precision:
+    """Expected precision of a comparison.
 
-    `df_boot` is what the boot standard deviation will rest on; left out, it is the pair's own boots or those
-    behind the prior. With neither it is taken as known: such a pair needs a declared `boot_sd`, or stays
-    unresolved.
+    `df_boot` is what the boot standard deviation will rest on; left out, it is the pair's own boots and those
+    behind the prior. Where there are none it is taken as known: such a pair needs a declared `boot_sd`, or
+    stays unresolved.
     """
     if n_slots < 2 or boots < 1:
         raise ValueError("needs at least 2 slots and 1 boot")
     slot, boot, residual = prior.slot_sd[metric], prior.boot_sd[metric], prior.residual_sd[metric]
     if df_boot is None:
         df_boot = boot_df(boots, design) + prior.boot_df.get(metric, 0.0)
+    df = df_boot or _DF_KNOWN
     share = 2.0 / boots
-    within = slot**2 + share * residual**2
-    ms_boot = boot**2 + residual**2 / n_slots
-    return satterthwaite(
+    within = (slot**2 + share * residual**2) / n_slots
+    seen = share * (boot**2 + residual**2 / n_slots)
+    variance, free = satterthwaite(
         (
-            (1.0 / n_slots, within, n_slots - 1.0),
-            (share, ms_boot, df_boot or _DF_KNOWN),
-            (-share / n_slots, residual**2, max(1.0, (n_slots - 1.0) * (df_boot or 1.0))),
+            (1.0, within, n_slots - 1.0),
+            (1.0, seen, df),
+            (-share / n_slots, residual**2, df * (n_slots - 1.0)),
         )
     )
+    return Precision(variance, max(free, min(df, n_slots - 1.0)), seen, df)
 
 
-def achieved_power(difference: float, variance: float, df: float, alpha: float = 0.05) -> float:
-    """Probability that a two-sided t test at `alpha` finds a log difference of this size."""
-    # scipy.stats takes seconds to import, which `campaign plan` would pay on every call.
-    from scipy.special import nctdtr, stdtrit
+def achieved_power(difference: float, found: Precision, alpha: float = 0.05) -> float:
+    """Probability that the two-sided test at `alpha` finds a log difference of this size.
 
-    if variance <= 0:
+    Both errors of the test must be passed; the smaller of the two probabilities is returned.
+    """
+    from scipy import stats
+
+    if found.variance <= 0:
         return 1.0 if difference else alpha
-    critical = float(stdtrit(df, 1 - alpha / 2))
-    shift = abs(difference) / math.sqrt(variance)
-    # The far tail is below 1e-3 wherever it would matter and is numerically unstable, so it is left out
-    # beyond a shift of 1.
-    near = 1.0 - float(nctdtr(df, shift, critical))
-    far = float(nctdtr(df, shift, -critical)) if shift < 1 else 0.0
-    return min(1.0, near + far)
+    shift = abs(difference) / math.sqrt(found.variance)
+    passed = []
+    for scale, df in ((1.0, found.df), (found.boots_variance / found.variance, found.boots_df)):
+        if scale <= 0 or (scale != 1.0 and df >= _DF_KNOWN):
+            continue
+        critical = float(stats.t.ppf(1 - alpha / 2, df)) * math.sqrt(scale)
+        near = float(stats.nct.sf(critical, df, shift))
+        # Beyond a shift of 1 the far tail is below 1e-3 and numerically unstable.
+        far = float(stats.nct.cdf(-critical, df, shift)) if shift < 1 else 0.0
+        passed.append(min(1.0, near + far))
+    return min(passed)
 
 
 def resolvable(
@@ -163,18 +184,17 @@ def resolvable(
 
     `df_boot`: degrees of freedom of the boot standard deviation, e.g. `session_boot_df(...)`.
     """
-    variance, df = variance_of_ratio(metric, n_slots, boots, prior, design, df_boot=df_boot)
-    if variance <= 0:
+    from scipy import optimize
+
+    found = precision(metric, n_slots, boots, prior, design, df_boot=df_boot)
+    if found.variance <= 0:
         return 0.0
-    sd = math.sqrt(variance)
-    low, high = 0.0, 4.0
-    while achieved_power(high * sd, variance, df, alpha) < power:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        enough = achieved_power(middle * sd, variance, df, alpha) >= power
-        low, high = (low, middle) if enough else (middle, high)
-    return math.expm1(high * sd)
+    sd = math.sqrt(found.variance)
+    high = 4.0
+    while achieved_power(high * sd, found, alpha) < power:
+        high *= 2
+    shift = optimize.brentq(lambda x: achieved_power(x * sd, found, alpha) - power, 0.0, high)
+    return math.expm1(float(shift) * sd)
 
 
 def needed_boots(
