@@ -17,6 +17,7 @@ from campaign.analysis.variance import Boot, Split, boots_of, pool, split
 from campaign.spec.models import Anchor, Reference
 from campaign.store.row import RequestRow
 
+FIRST = "first"
 ERROR_RATE = 0.05
 """Chance of one or more false alarms in a session."""
 
@@ -45,8 +46,8 @@ def judge(
 ) -> AnchorResult:
     """One anchor of a session, on step time.
 
-    anchors_rows: position -> rows, of the anchors measured so far, in order. The first is held against the
-    spec's reference, later ones against the first. planned: how many anchors the session will have, over
+    anchors_rows: position -> rows, of the anchors measured so far, whatever their order. `first` is held against the
+    spec's reference, later ones against `first`. planned: how many anchors the session will have, over
     which the error rate is split; left out, those of `anchors_rows`. past: for `reference: store`.
 
     The interval is at the level of the test, 1 - 2 * 0.05 / tests: `ok` is False where it lies wholly
@@ -54,7 +55,6 @@ def judge(
     """
     boots = {p: boots_of(rows, "step_ms") for p, rows in anchors_rows.items()}
     mine = boots.get(position, [])
-    first = next(iter(anchors_rows), position)
     step = _log_step(mine)
     blank = AnchorResult(
         session=session,
@@ -70,23 +70,23 @@ def judge(
         reasons=(),
     )
     establishes = anchor.reference == "establish"
-    if step is None or (position == first and establishes):
+    if step is None or (position == FIRST and establishes):
         return _because(blank, "missing_slots" if step is None else "established")
     tests = max(1, (planned or len(anchors_rows)) - establishes)
     boot = _boot_sd(boots.values(), declared_boot_sd, prior_boot_sd)
-    if position == first and not isinstance(anchor.reference, Reference):
+    if position == FIRST and not isinstance(anchor.reference, Reference):
         if past is None or past.n < 2 or past.sd <= 0:
             return _because(blank, "no_reference")
         known = Estimate(
             step - math.log(past.step_ms), ((past.sd * math.sqrt(1 + 1 / past.n), past.n - 1.0),)
         )
         return _verdict(blank, known, past.step_ms, delta=anchor.drift_delta, tests=tests, screen=False)
-    if position == first and isinstance(anchor.reference, Reference):
+    if position == FIRST and isinstance(anchor.reference, Reference):
         value = anchor.reference.step_ms
         log = math.log(value)
         other: Sequence[Boot] = [Boot("", 0, 0, {k: log for b in mine for k in b.values})]
     else:
-        other = boots[first]
+        other = boots.get(FIRST, [])
         reference = _log_step(other)
         if reference is None:
             return _because(blank, "no_reference")
