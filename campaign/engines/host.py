@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
-from campaign.engines import effective, failures, fetch, procfs
+from campaign.engines import effective, failures, fetch, procfs, weights
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
 from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
@@ -236,6 +236,7 @@ class LocalEngineHost:
             "env": REDACTOR.env(env, ENV_VALUES | set(order.config.env)),
             "created": iso(int(live["created"] * 1e9)),
             "versions": dict(engine.versions()),
+            "weights": await asyncio.to_thread(weights.identity, order.config, order.models),
             "requested": asked,
             "effective": in_force,
             "unconfirmed": list(effective.unconfirmed(asked, in_force)),

