@@ -83,6 +83,8 @@ class AgentJob:
     """Round id -> attempt number of rounds that were begun before."""
     done: tuple[str, ...]
     """Round ids already committed."""
+    overrides: tuple[str, ...] = ()
+    """Gates a person has overridden, with the reason in the ledger."""
 
 
 @runtime_checkable

@@ -1,0 +1,97 @@
+"""What the verbs that drive a campaign share: show it, report it, and exit with what it means."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from campaign.errors import UserError
+from campaign.fleet.controller import Ending
+from campaign.fleet.drive import Drive, drive_run
+from campaign.ledger.events import NewEvent
+from campaign.spec.models import FailOn, Spec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from campaign.analysis.model import Verdict
+
+
+def overrides(gates: Sequence[str], reason: str | None) -> list[NewEvent]:
+    """Override events. An unknown gate, or one without a reason, is refused."""
+    from campaign.budget.machine import GATES
+
+    if gates and not reason:
+        raise UserError('--override needs --reason "TEXT": it is printed beside every verdict it touches')
+    for gate in gates:
+        if gate not in GATES:
+            raise UserError(f"--override {gate}: no such gate. Fix: one of {', '.join(GATES)}")
+    return [
+        NewEvent("gate_overridden", {"gate": gate, "reason": reason, "by": "command line"}) for gate in gates
+    ]
+
+
+def results_folder(spec: Spec, file: Path) -> Path:
+    """The store of a spec: a local folder, relative to where the command runs."""
+    if "://" in spec.store:
+        raise UserError(
+            f"{file}: store = {spec.store}: this version writes to folders only. Fix: store: results/"
+        )
+    return Path(spec.store)
+
+
+def drive_and_report(drive: Drive, console: "Console", *, as_json: bool) -> NoReturn:
+    """Run to the end, print what it found, exit with its code."""
+    from campaign.report.live import LiveDisplay
+
+    name = drive.run_dir.name
+    if drive.jobs:
+        with LiveDisplay(console) as live:
+            ending = asyncio.run(drive_run(drive, live.update))
+    else:
+        ending = Ending(0, "", ())
+        console.print(f"{name} is complete: nothing is left to do", soft_wrap=True)
+    tripped = _report(drive, console, as_json=as_json)
+    if ending.exit_code:
+        console.print(f"stopped: {ending.reason}", style="bold", markup=False, soft_wrap=True)
+        if ending.exit_code != 2:
+            console.print(f"go on with: campaign resume {name}", markup=False, soft_wrap=True)
+        sys.exit(ending.exit_code)
+    for line in tripped:
+        console.print(f"fail_on: {line}", style="bold", markup=False, soft_wrap=True)
+    sys.exit(1 if tripped else 0)
+
+
+def _report(drive: Drive, console: "Console", *, as_json: bool) -> list[str]:
+    """Write report.html and report.json, print the report; what `fail_on` says of it."""
+    import click
+
+    from campaign.report import html, jsonview, terminal
+    from campaign.report.assemble import assemble
+    from campaign.store.run import open_run
+
+    report = assemble(open_run(str(drive.run_dir.root)))
+    html.write(report, drive.run_dir.report_html)
+    html.replace_text(drive.run_dir.report_json, jsonview.dumps(report))
+    if as_json:
+        click.echo(jsonview.dumps(report), nl=False)
+    else:
+        terminal.render(report, console)
+    return failures(drive.spec.fail_on, report.primary)
+
+
+def failures(rule: FailOn, verdicts: Sequence["Verdict"]) -> list[str]:
+    """What of the primary verdicts `fail_on` does not accept, one line each."""
+    found = []
+    for v in verdicts:
+        if rule.slower is not None and v.verdict == "slower" and v.ratio is not None:
+            # The loss, whichever way the metric points: a rate falls, a time grows.
+            loss = 1 / v.ratio - 1 if v.metric == "decode_tok_s" else v.ratio - 1
+            if loss > rule.slower:
+                found.append(f"{v.pair}: {v.metric} is {loss:.1%} slower (limit {rule.slower:.1%})")
+        if rule.invalid and v.verdict == "invalid":
+            found.append(f"{v.pair}: invalid ({', '.join(v.reasons)})")
+        if rule.unresolved and v.verdict == "unresolved":
+            found.append(f"{v.pair}: unresolved ({', '.join(v.reasons)})")
+    return found

@@ -1,0 +1,127 @@
+"""Makes a run: its folder, what was asked, what was planned, and the first ledger entry.
+
+The spec's hash, the gates and the decision rules are written down before the first request: what decides
+is fixed before anything is known.
+"""
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from campaign import __version__
+from campaign.clock import Clock, iso
+from campaign.errors import StoreError
+from campaign.ledger.events import NewEvent
+from campaign.plan import codec
+from campaign.plan.model import CampaignPlan
+from campaign.spec.load import Loaded
+from campaign.store import ballast
+from campaign.store.folder import FolderStore
+from campaign.store.layout import RunDir
+from campaign.workloads.packs import Prompts
+
+
+def install_id() -> str:
+    """This installation's name on everything it launches; made once, kept in the user's state folder."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "campaign"
+    path = base / "install-id"
+    try:
+        text = path.read_text(encoding="ascii").strip()
+        if re.fullmatch(r"[0-9a-f]{12}", text):
+            return text
+    except OSError:
+        pass
+    fresh = uuid.uuid4().hex[:12]
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        path.write_text(fresh + "\n", encoding="ascii")
+    except OSError:
+        # A read-only home: this run has a name of its own, and later ones too.
+        return fresh
+    return fresh
+
+
+def create_run(
+    loaded: Loaded, plan: CampaignPlan, prompts: Mapping[str, Prompts], results: Path, clock: Clock
+) -> tuple[RunDir, NewEvent]:
+    """Write the folder of a new run; returns it with the event to open its ledger with. Raises StoreError."""
+    stamp = iso(clock.utc_ns())[:19].replace("-", "").replace(":", "").replace("T", "-")
+    try:
+        root = _fresh_folder(results, f"{loaded.spec.campaign}-{stamp}")
+        run_dir = RunDir(root)
+        run_dir.spec.write_text(loaded.source, encoding="utf-8")
+        run_dir.canonical.write_bytes(loaded.canonical)
+        run_dir.plan.write_bytes(codec.dump(plan))
+        for folder in (run_dir.logs, run_dir.telemetry, run_dir.cell_journals, run_dir.chunks, run_dir.text):
+            folder.mkdir(parents=True, exist_ok=True)
+        ballast.take(run_dir)
+        store = FolderStore(run_dir)
+        for name, pack in prompts.items():
+            store.put_json(
+                "workloads", name, {"sha256": pack.sha256, "items": [asdict(p) for p in pack.items]}
+            )
+    except OSError as error:
+        raise StoreError(
+            f"cannot write under {results}: {error.strerror}. Fix: give `store:` a folder you can write"
+        ) from error
+    return run_dir, NewEvent(type="run_created", payload=_registration(loaded, plan, run_dir.name))
+
+
+def _fresh_folder(results: Path, name: str) -> Path:
+    results.mkdir(parents=True, exist_ok=True)
+    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+        folder = results / f"{name}{suffix}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder.resolve()
+    raise StoreError(f"no free run name like {name} under {results}")
+
+
+def _registration(loaded: Loaded, plan: CampaignPlan, run: str) -> dict[str, Any]:
+    spec = loaded.spec
+    return {
+        "run": run,
+        "campaign": spec.campaign,
+        "spec_sha256": loaded.source_sha256,
+        "canonical_sha256": loaded.canonical_sha256,
+        "plan_sha256": sha256(codec.dump(plan)).hexdigest(),
+        "cap_usd_micro": plan.cap_usd,
+        "gates": spec.gates.model_dump(mode="json"),
+        "rules": {
+            "anchor": spec.anchor.model_dump(mode="json"),
+            "statistics": spec.statistics.model_dump(mode="json"),
+            "fail_on": spec.fail_on.model_dump(mode="json"),
+            "comparisons": [asdict(c) for s in plan.sessions for c in s.comparisons],
+        },
+        "version": __version__,
+        "install_id": install_id(),
+        "simulated": False,
+    }
+
+
+def read_prompts(run_dir: RunDir) -> dict[str, Prompts]:
+    """The prompts as they were rendered when the run was made."""
+    from campaign.workloads.packs import Prompt
+
+    found = {}
+    for path in sorted((run_dir.root / "workloads").glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        items = tuple(
+            Prompt(
+                slot=i["slot"],
+                messages=tuple(i["messages"]) if i["messages"] else None,
+                text=i["text"],
+                sha256=i["sha256"],
+            )
+            for i in data["items"]
+        )
+        found[path.stem] = Prompts(sha256=data["sha256"], items=items)
+    return found

@@ -1,0 +1,140 @@
+"""Puts a run together and drives it: in this process, or with Ray actors around the same classes."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from campaign.clock import SystemClock
+from campaign.cloud.base import Provider
+from campaign.cloud.local import LocalProvider
+from campaign.fleet.actors import Remote, spawn
+from campaign.fleet.budget import BudgetController, BudgetPort
+from campaign.fleet.cluster import Cluster
+from campaign.fleet.controller import Controller, Ending, PoolPort
+from campaign.fleet.local_agent import LocalAgentFactory
+from campaign.fleet.parts import PortsFactory, inline_ports, ray_ports
+from campaign.fleet.pool import SupervisorPool
+from campaign.fleet.snapshot import Snapshot
+from campaign.fleet.supervisor import SessionJob
+from campaign.ledger.events import NewEvent
+from campaign.ledger.journal import Ledger
+from campaign.plan.model import CampaignPlan
+from campaign.spec.models import Spec
+from campaign.store.layout import RunDir
+
+CALL_S = 120.0
+"""Deadline of a call to the budget or the supervisors: they only ever wait for the disk."""
+_BUDGET_DEADLINES = dict.fromkeys(("settle", "observe", "record", "close"), CALL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What is to be driven."""
+
+    run_dir: RunDir
+    spec: Spec
+    plan: CampaignPlan
+    jobs: Sequence[SessionJob]
+    opening: Sequence[NewEvent]
+    """Events that come before anything else: `run_created`, overrides, what recovery found."""
+    create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The two things the controller talks to."""
+
+    budget: BudgetPort
+    pool: PoolPort
+
+
+def make_budget(run_dir: RunDir, spec: Spec, *, create: bool) -> BudgetController:
+    """The ledger's one writer, with the budget around it."""
+    clock = SystemClock()
+    return BudgetController(Ledger.open(run_dir, clock, create=create), clock, spec)
+
+
+def make_providers(budget: BudgetPort, ports: PortsFactory) -> dict[str, Provider]:
+    """Where nodes can come from in this version."""
+    return {"local": LocalProvider(LocalAgentFactory(budget, ports, SystemClock()))}
+
+
+class _BudgetActor(BudgetController):
+    def __init__(self, run_dir: RunDir, spec: Spec, create: bool) -> None:  # noqa: FBT001  # Ray passes it by position
+        clock = SystemClock()
+        super().__init__(Ledger.open(run_dir, clock, create=create), clock, spec)
+
+
+class _PoolActor(SupervisorPool):
+    def __init__(self, budget_actor: object) -> None:
+        budget = cast(BudgetPort, Remote(budget_actor, _BUDGET_DEADLINES))
+        super().__init__(budget, make_providers(budget, ray_ports), SystemClock())
+
+
+@asynccontextmanager
+async def fleet(drive: Drive) -> AsyncIterator[Fleet]:
+    """The budget controller and the supervisors, wherever the spec puts them."""
+    if drive.spec.ray.mode == "inline":
+        budget = make_budget(drive.run_dir, drive.spec, create=drive.create)
+        try:
+            yield Fleet(budget, SupervisorPool(budget, make_providers(budget, inline_ports), SystemClock()))
+        finally:
+            await budget.close()
+        return
+    with Cluster(drive.spec.ray.address):
+        actor = spawn(_BudgetActor, drive.run_dir, drive.spec, drive.create)
+        remote = Remote(actor, _BUDGET_DEADLINES)
+        # The ledger is opened before anything is started: another controller is refused here.
+        await remote.ready()
+        pool = Remote(spawn(_PoolActor, actor))
+        try:
+            yield Fleet(cast(BudgetPort, remote), cast(PoolPort, pool))
+        finally:
+            await remote.close()
+
+
+async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
+    """Run to the end; the ledger says how it ended before this returns."""
+    import os
+    import platform
+
+    async with fleet(drive) as parts:
+        started = NewEvent(
+            "controller_started", {"pid": os.getpid(), "host": platform.node(), "mode": drive.spec.ray.mode}
+        )
+        await parts.budget.record(*drive.opening, started)
+        controller = Controller(
+            drive.run_dir, drive.plan, drive.jobs, parts.budget, parts.pool, SystemClock(), show
+        )
+        with _signals(controller):
+            ending = await controller.run()
+        closing = [NewEvent("controller_stopped", {"reason": ending.reason, "exit_code": ending.exit_code})]
+        if ending.exit_code == 0:
+            closing.append(NewEvent("run_finished", {"exit_code": 0, "reason": ""}))
+        await parts.budget.record(*closing)
+        return ending
+
+
+@contextmanager
+def _signals(controller: Controller) -> Iterator[None]:
+    """Ctrl-C and TERM stop at the next token; the second one no longer waits politely."""
+    loop = asyncio.get_running_loop()
+    count = 0
+
+    def on_signal(name: str) -> None:
+        nonlocal count
+        count += 1
+        controller.ask_stop(name)
+        if count > 2:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, "Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,73 @@
+"""Builds what a session needs: the same classes, in this process or in Ray actors of their own."""
+
+import os
+from typing import Protocol, cast
+
+from campaign.client.base import Client, Job
+from campaign.client.http import HttpClient
+from campaign.clock import SystemClock
+from campaign.engines.base import BootOrder
+from campaign.engines.host import LocalEngineHost
+from campaign.fleet.actors import Remote, spawn
+from campaign.session.ports import EngineHost, Ports, Telemetry
+from campaign.session.telemetry import HostTelemetry
+
+SLACK_S = 30.0
+"""Added to an operation's own limit before the actor call is given up."""
+
+
+class PortsFactory(Protocol):
+    """Makes the ports of one session."""
+
+    def __call__(self) -> Ports:
+        """Fresh parts, owned by the session that asked."""
+        ...
+
+
+def inline_ports() -> Ports:
+    """All parts in this process."""
+    clock = SystemClock()
+    return Ports(host=LocalEngineHost(clock), client=HttpClient(), telemetry=HostTelemetry(clock))
+
+
+class _EngineHostActor(LocalEngineHost):
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+
+
+class _TelemetryActor(HostTelemetry):
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+
+
+class _RemotePart(Remote):
+    """A part whose process ends with it."""
+
+    async def close(self) -> None:
+        try:
+            await self.__getattr__("close")()
+        finally:
+            self.kill()
+
+
+def ray_ports() -> Ports:
+    """Each part in an actor: the client's core is its own, and a dying engine takes nobody with it."""
+
+    def boot_limit(order: BootOrder) -> float:
+        return order.boot_timeout_s + SLACK_S
+
+    def run_limit(job: Job) -> float:
+        return job.timeout_s + SLACK_S
+
+    host = _RemotePart(spawn(_EngineHostActor), {"boot": boot_limit})
+    client = _RemotePart(spawn(HttpClient, concurrency=2000), {"run": run_limit})
+    telemetry = _RemotePart(spawn(_TelemetryActor))
+    return Ports(
+        host=cast(EngineHost, host), client=cast(Client, client), telemetry=cast(Telemetry, telemetry)
+    )
+
+
+def engine_cores(threads: int) -> tuple[int, ...]:
+    """Cores to pin engines to: the last `threads` ones, if that leaves at least one for everything else."""
+    cores = sorted(os.sched_getaffinity(0))
+    return tuple(cores[-threads:]) if len(cores) > threads else ()

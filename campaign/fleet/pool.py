@@ -1,0 +1,49 @@
+"""Many sessions under one roof: an actor costs 125 MB, so one supervises them all."""
+
+import asyncio
+from collections.abc import Mapping
+
+from campaign.clock import Clock
+from campaign.cloud.base import Provider
+from campaign.errors import CampaignError
+from campaign.fleet.budget import BudgetPort
+from campaign.fleet.snapshot import SessionSnapshot
+from campaign.fleet.supervisor import SessionJob, SessionResult, Supervisor
+
+
+class SupervisorPool:
+    """Starts supervisors as tasks of one event loop and keeps their results."""
+
+    def __init__(self, budget: BudgetPort, providers: Mapping[str, Provider], clock: Clock) -> None:
+        self._budget, self._providers, self._clock = budget, dict(providers), clock
+        self._supervisors: dict[str, Supervisor] = {}
+        self._tasks: dict[str, asyncio.Task[SessionResult]] = {}
+
+    async def start(self, job: SessionJob) -> None:
+        """Begin a session; returns at once."""
+        supervisor = Supervisor(job, self._budget, self._providers[job.node.provider], self._clock)
+        self._supervisors[job.plan.name] = supervisor
+        self._tasks[job.plan.name] = asyncio.create_task(supervisor.run())
+
+    async def snapshots(self) -> tuple[SessionSnapshot, ...]:
+        """Every session that was started."""
+        return tuple(s.snapshot() for s in self._supervisors.values())
+
+    async def results(self) -> tuple[SessionResult, ...]:
+        """Sessions that have ended since the last call."""
+        ended = [name for name, task in self._tasks.items() if task.done()]
+        return tuple(_outcome(name, self._tasks.pop(name)) for name in ended)
+
+    async def stop(self, why: str, gate: str | None = None) -> None:
+        """Stop every session at the next token."""
+        for supervisor in list(self._supervisors.values()):
+            await supervisor.stop(why, gate)
+
+
+def _outcome(name: str, task: asyncio.Task[SessionResult]) -> SessionResult:
+    try:
+        return task.result()
+    except CampaignError as error:
+        return SessionResult(name, "failed", str(error), error_exit=error.exit_code)
+    except Exception as error:
+        return SessionResult(name, "failed", repr(error), error_exit=70)

@@ -1,0 +1,117 @@
+"""Picks up a run whose controller died: merges what agents journalled, supersedes half-done rounds, settles.
+
+Nothing finished is lost and nothing is done twice: a round that was committed stays; a round that was
+begun is kept as `superseded` and planned again under the next attempt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from campaign.clock import Clock
+from campaign.errors import LedgerError
+from campaign.ledger.agent import read as read_agent
+from campaign.ledger.events import NewEvent
+from campaign.ledger.model import Lease, RunState
+from campaign.money import bill
+from campaign.plan.model import CampaignPlan
+from campaign.store.base import Recovered, Store
+from campaign.store.layout import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left to do of a plan."""
+
+    finished: frozenset[str]
+    """Sessions of which every round is committed."""
+    done: Mapping[str, tuple[str, ...]]
+    """Session -> round ids that are committed."""
+    attempts: Mapping[str, Mapping[str, int]]
+    """Session -> round id -> the next attempt number."""
+
+
+def agent_events(run_dir: RunDir) -> list[NewEvent]:
+    """Everything the agents journalled; the ledger skips what it has merged already."""
+    return [event for path in sorted(run_dir.journals.glob("*.jsonl")) for event in read_agent(path)]
+
+
+def supersede(store: Store, state: RunState) -> list[NewEvent]:
+    """Seal the rows of rounds that were begun and not committed, and say so."""
+    cells: dict[tuple[str, str, int], list[Recovered]] = {}
+    for cell in store.recover():
+        cells.setdefault((cell.session, _round_of(cell), cell.boot_attempt), []).append(cell)
+    for round_ in state.rounds.values():
+        if round_.state == "begun":
+            cells.setdefault((round_.session, round_.id, round_.attempt), [])
+    events = []
+    for (session, round_id, attempt), found in cells.items():
+        state_then = state.attempt_states.get((session, round_id, attempt))
+        sealed = [
+            {
+                "cell": cell.cell,
+                "files": [f.path for f in store.open_cell(session, cell.cell, attempt).seal("superseded")],
+                "rows": len(cell.rows),
+            }
+            for cell in found
+        ]
+        if state_then in {"committed", "superseded"}:
+            continue
+        payload = {
+            "round_id": round_id,
+            "attempt": attempt,
+            "cells": sealed,
+            "possibly_spent": sum(len(cell.possibly_spent) for cell in found),
+            "torn_bytes": sum(cell.torn_bytes for cell in found),
+        }
+        events.append(NewEvent("round_superseded", payload, session))
+    return events
+
+
+def _round_of(cell: Recovered) -> str:
+    """The round of a recovered cell: `GROUP/rINDEX`, from its rows or its begin records."""
+    group = cell.cell.split("/", 1)[0]
+    if cell.rows:
+        return f"{group}/r{cell.rows[0].round}"
+    return next(
+        (f"{group}/r{begin['round']}" for begin in cell.possibly_spent if "round" in begin), f"{group}/r?"
+    )
+
+
+def settle_abandoned(state: RunState, clock: Clock) -> list[NewEvent]:
+    """Leases whose controller died. A local one bills to now or to its deadline, whichever comes first.
+
+    What came after its last sign of life is phase `lost`. A lease of another provider is left open: it
+    bills until that provider shows the node gone.
+    """
+    events = []
+    for lease in state.open_leases:
+        if lease.provider == "local":
+            events += _settle_local(lease, state, clock.utc_ns())
+    return events
+
+
+def _settle_local(lease: Lease, state: RunState, now: int) -> list[NewEvent]:
+    if lease.usd_per_hour is None:
+        raise LedgerError(f"lease {lease.id} has no readable price: it cannot be settled")
+    deadline = lease.deadline_utc_ns or lease.billing_from_utc_ns + lease.max_ns
+    until = max(lease.billing_from_utc_ns, min(now, deadline))
+    seen = min(max(state.latest_utc_ns, lease.billing_from_utc_ns), until)
+    mark = {"lease": lease.id, "phase": "lost", "at_utc_ns": seen}
+    settled = {
+        "lease": lease.id,
+        "settled_usd_micro": bill(lease.usd_per_hour, until - lease.billing_from_utc_ns, lease.granularity_s),
+        "until_utc_ns": until,
+        "proof": "its controller is dead and its processes ended with it; the machine is not ours to end",
+    }
+    return [NewEvent("phase_started", mark, lease.session), NewEvent("lease_settled", settled, lease.session)]
+
+
+def left_to_do(state: RunState, plan: CampaignPlan) -> Left:
+    """What of the plan is not committed yet."""
+    done = {s.name: state.done(s.name) for s in plan.sessions}
+    planned = {s.name: {r.id for g in s.groups for r in g.rounds} for s in plan.sessions}
+    return Left(
+        finished=frozenset(name for name, rounds in planned.items() if rounds <= set(done[name])),
+        done=done,
+        attempts={s.name: state.attempts(s.name) for s in plan.sessions},
+    )

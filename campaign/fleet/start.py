@@ -1,0 +1,149 @@
+"""What `run`, `resume` and `rerun` have in common: from a file or a folder to something to drive."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from campaign.clock import Clock, SystemClock
+from campaign.engines.registry import get as get_engine
+from campaign.errors import UserError
+from campaign.fleet.create import create_run, install_id
+from campaign.fleet.drive import Drive
+from campaign.fleet.recover import agent_events, left_to_do, settle_abandoned, supersede
+from campaign.fleet.supervisor import SessionJob
+from campaign.ledger.events import NewEvent
+from campaign.ledger.journal import Ledger
+from campaign.ledger.state import fold
+from campaign.plan import codec
+from campaign.plan.build import build
+from campaign.plan.cost import declared_prices
+from campaign.plan.model import CampaignPlan, SessionPlan
+from campaign.spec.load import Loaded, parse_canonical
+from campaign.spec.models import Spec
+from campaign.store.folder import FolderStore
+from campaign.store.layout import RunDir
+from campaign.workloads import packs
+
+DRIVEN = frozenset({"local"})
+"""Providers this version can rent from or run on."""
+
+
+def preflight(spec: Spec, plan: CampaignPlan) -> None:
+    """Everything that can be checked before money is spent. Raises UserError or PreflightError."""
+    for session in plan.sessions:
+        node = spec.nodes[session.node]
+        if node.provider not in DRIVEN:
+            raise UserError(
+                f"session {session.name}: node {session.node} has provider {node.provider!r}, which this version plans "
+                f"but cannot launch. Fix: run it on a `provider: local` node, or use `campaign plan` only"
+            )
+        for arm in session.arms.values():
+            get_engine(arm.config.engine or "").preflight(arm.config, spec.models)
+
+
+def new_drive(
+    loaded: Loaded, plan: CampaignPlan, base_dir: Path, results: Path, overrides: Sequence[NewEvent]
+) -> Drive:
+    """A new run: preflight, prompts pinned, folder written. Nothing has been spent yet."""
+    clock, spec = SystemClock(), loaded.spec
+    preflight(spec, plan)
+    prompts = {name: packs.load(workload, base_dir) for name, workload in spec.workloads.items()}
+    run_dir, created = create_run(loaded, plan, prompts, results, clock)
+    jobs = make_jobs(
+        run_dir, loaded.canonical, plan.sessions, spec, done={}, attempts={}, overrides=overrides
+    )
+    return Drive(run_dir, spec, plan, jobs, [created, *overrides], create=True)
+
+
+def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock | None = None) -> Drive:
+    """A run whose controller is gone: merge, supersede, settle, and plan what is left.
+
+    Raises LedgerLocked where its controller is alive.
+    """
+    clock = clock or SystemClock()
+    canonical = run_dir.canonical.read_bytes()
+    spec, plan = parse_canonical(canonical), codec.load(run_dir.plan.read_bytes())
+    with Ledger.open(run_dir, clock) as ledger:
+        ledger.append(*agent_events(run_dir))
+        ledger.append(*supersede(FolderStore(run_dir), fold(ledger.events())))
+        ledger.append(*settle_abandoned(fold(ledger.events()), clock))
+        state = fold(ledger.events())
+    run_dir.stop_file.unlink(missing_ok=True)
+    left = left_to_do(state, plan)
+    sessions = [s for s in plan.sessions if s.name not in left.finished]
+    jobs = make_jobs(
+        run_dir, canonical, sessions, spec, done=left.done, attempts=left.attempts, overrides=overrides
+    )
+    return Drive(run_dir, spec, plan, jobs, list(overrides), create=False)
+
+
+def rerun_drive(run_dir: RunDir, pair: str) -> Drive:
+    """Both arms of one pair (or all of one ladder) and the anchors again, in a new session; supersedes nothing."""
+    drive = resumed_drive(run_dir, ())
+    if drive.jobs:
+        raise UserError(f"run {run_dir.name} is not finished. Fix: `campaign resume {run_dir.name}` first")
+    spec = only(drive.spec, pair)
+    again = build(spec, declared_prices(spec)).sessions[0]
+    taken = {s.name for s in drive.plan.sessions}
+    name = next(n for n in (f"{again.name}-rerun{i}" for i in range(1, 1000)) if n not in taken)
+    session = replace(again, name=name)
+    plan = replace(drive.plan, sessions=(*drive.plan.sessions, session))
+    data = codec.dump(plan)
+    temporary = run_dir.plan.with_suffix(".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(run_dir.plan)
+    added = NewEvent(
+        "sessions_added",
+        {"sessions": [name], "reason": f"rerun of {pair}", "plan_sha256": sha256(data).hexdigest()},
+    )
+    jobs = make_jobs(
+        run_dir, run_dir.canonical.read_bytes(), [session], spec, done={}, attempts={}, overrides=()
+    )
+    return Drive(run_dir, drive.spec, plan, jobs, [added], create=False)
+
+
+def only(spec: Spec, pair: str) -> Spec:
+    """The spec cut down to one pair or ladder. Raises UserError naming what there is."""
+    if pair not in spec.pairs and pair not in spec.ladders:
+        names = ", ".join(sorted([*spec.pairs, *spec.ladders]))
+        raise UserError(f"no pair or ladder {pair!r}. Fix: one of {names}")
+    sessions = {}
+    for name, session in spec.sessions.items():
+        kept = session.model_copy(
+            update={
+                "pairs": tuple(p for p in session.pairs if p == pair),
+                "ladders": tuple(n for n in session.ladders if n == pair),
+            }
+        )
+        if kept.pairs or kept.ladders:
+            sessions[name] = kept
+    return spec.model_copy(update={"sessions": sessions})
+
+
+def make_jobs(
+    run_dir: RunDir,
+    canonical: bytes,
+    sessions: Sequence[SessionPlan],
+    spec: Spec,
+    *,
+    done: Mapping[str, tuple[str, ...]],
+    attempts: Mapping[str, Mapping[str, int]],
+    overrides: Sequence[NewEvent],
+) -> list[SessionJob]:
+    """One job a session."""
+    return [
+        SessionJob(
+            run=run_dir.name,
+            campaign=spec.campaign,
+            install_id=install_id(),
+            run_dir=str(run_dir.root),
+            plan=session,
+            node=spec.nodes[session.node],
+            spec_json=canonical.decode(),
+            attempts=dict(attempts.get(session.name, {})),
+            done=done.get(session.name, ()),
+            overrides=tuple(o.payload["gate"] for o in overrides),
+        )
+        for session in sessions
+    ]

@@ -1,0 +1,189 @@
+"""The session agent: runs one session's plan inside one lease, and needs no live controller.
+
+It journals what it does, stops when it is told to, when a gate trips or when its lease is over, and
+leaves nothing running. The same class runs in this process, in a Ray actor, and on a rented node.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
+
+from campaign.analysis.drift import judge
+from campaign.analysis.model import AnchorResult
+from campaign.errors import CampaignError, EngineError
+from campaign.plan.model import GroupPlan, RoundPlan
+from campaign.session.ports import Command, Control
+from campaign.session.round import RoundRunner, SessionContext, Stopped, TooManyErrors
+from campaign.store import ballast
+from campaign.store.row import RequestRow
+
+State = Literal["done", "stopped", "tripped", "failed"]
+
+POLL_S = 0.2
+HEARTBEAT_S = 10.0
+MAX_ATTEMPTS = 2
+"""A round whose engine dies or hangs is done again once: twice in a row is not chance."""
+NO_RETRY = frozenset({"config", "missing_model", "not_effective", "port_owned_by_other", "oom"})
+
+AdmitRound = Callable[[GroupPlan, RoundPlan], Awaitable[str | None]]
+"""None admits the round; a sentence says why not."""
+
+
+class SessionAgent:
+    """One session, from its first boot to its last."""
+
+    def __init__(
+        self,
+        ctx: SessionContext,
+        control: Control,
+        admit: AdmitRound,
+        *,
+        deadline_utc_ns: int,
+        attempts: Mapping[str, int],
+        done: frozenset[str],
+        overrides: frozenset[str] = frozenset(),
+        prior_boot_sd: float | None = None,
+    ) -> None:
+        self._ctx, self._control, self._admit = ctx, control, admit
+        self._deadline, self._attempts, self._done = deadline_utc_ns, dict(attempts), done
+        self._overrides, self._prior_boot_sd = overrides, prior_boot_sd
+        planned = [r for g in ctx.plan.groups for r in g.rounds if r.id not in done]
+        ctx.progress.total = sum(len(r.warmup) + len(r.sequence) for r in planned)
+
+    async def run(self) -> State:
+        """Run every round that is not done yet. Returns how it ended; the journal says the same."""
+        ctx = self._ctx
+        ctx.emit("session_started", lease=ctx.who.lease, plan_sha256=None)
+        watcher = asyncio.create_task(self._watch())
+        state: State = "failed"
+        reason = "interrupted"
+        exit_code: int | None = None
+        try:
+            self._mark("setup")
+            node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
+            ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
+            for group in ctx.plan.groups:
+                await self._group(group)
+            state, reason = "done", ""
+        except Stopped as stop:
+            state, reason = ("tripped" if stop.command.gate else "stopped"), stop.command.why
+        except TooManyErrors as error:
+            self._trip("max_consecutive_errors", str(error.count), str(error.limit), error.last)
+            state, reason = "tripped", str(error)
+        except CampaignError as error:
+            ballast.give_back(ctx.run_dir, error)
+            state, reason, exit_code = "failed", str(error), error.exit_code
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+            ctx.progress.state = state
+            ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
+        return state
+
+    # --- rounds
+
+    async def _group(self, group: GroupPlan) -> None:
+        for round_ in group.rounds:
+            if round_.id not in self._done:
+                await self._round(group, round_)
+        if group.kind == "anchor":
+            self._anchor(group)
+
+    async def _round(self, group: GroupPlan, round_: RoundPlan) -> None:
+        first = self._attempts.get(round_.id, 0)
+        for attempt in range(first, first + MAX_ATTEMPTS):
+            self._ctx.check()
+            refused = await self._admit(group, round_)
+            if refused is not None:
+                raise Stopped(Command(stop=True, why=refused, gate="lease_time"))
+            done_before = self._ctx.progress.done
+            try:
+                await RoundRunner(self._ctx, group, round_, attempt, self._mark).run()
+            except EngineError as error:
+                if error.kind in NO_RETRY or attempt == first + MAX_ATTEMPTS - 1:
+                    raise
+                self._ctx.progress.done = done_before
+            else:
+                return
+
+    # --- anchors
+
+    def _anchor(self, group: GroupPlan) -> None:
+        ctx = self._ctx
+        rows: dict[str, list[RequestRow]] = {}
+        for row in ctx.store.rows():
+            if row.session == ctx.who.session and row.phase == "anchor" and row.validity == "valid":
+                rows.setdefault(row.group.removeprefix("anchor."), []).append(row)
+        position = group.name.removeprefix("anchor.")
+        declared = ctx.spec.statistics.boot_sd.get("step_ms")
+        result = judge(
+            position,
+            rows,
+            session=ctx.who.session,
+            anchor=ctx.spec.anchor,
+            declared_boot_sd=declared,
+            prior_boot_sd=self._prior_boot_sd,
+        )
+        ctx.emit(
+            "anchor_judged",
+            position=position,
+            step_ms=result.step_ms,
+            reference_ms=result.reference_ms,
+            drift=result.drift,
+            lo=result.lo,
+            hi=result.hi,
+            ok=result.ok,
+            reasons=list(result.reasons),
+        )
+        if result.step_ms is None:
+            self._gate("anchor_quality", "no valid step time", "a number", ", ".join(result.reasons))
+        elif result.ok is False:
+            self._gate(
+                "anchor_drift", _percent(result), f"{ctx.spec.anchor.drift_delta:.1%}", f"anchor {position}"
+            )
+
+    def _gate(self, gate: str, value: str, limit: str, detail: str) -> None:
+        if gate in self._overrides:
+            return
+        self._trip(gate, value, limit, detail)
+        raise Stopped(
+            Command(stop=True, why=f"gate {gate}: {value} against limit {limit} ({detail})", gate=gate)
+        )
+
+    def _trip(self, gate: str, value: str, limit: str, detail: str) -> None:
+        self._ctx.emit("gate_tripped", gate=gate, value=value, limit=limit, detail=detail)
+
+    # --- time
+
+    def _mark(self, phase: str, group: str | None = None) -> None:
+        ctx = self._ctx
+        ctx.progress.phase = phase
+        ctx.emit("phase_started", lease=ctx.who.lease, phase=phase, at_utc_ns=ctx.clock.utc_ns(), group=group)
+
+    async def _watch(self) -> None:
+        """Poll for a stop, keep the lease's end, and say that we are alive."""
+        ctx = self._ctx
+        beat = ctx.clock.monotonic_ns()
+        while True:
+            command = await self._control.poll()
+            if command is None and ctx.clock.utc_ns() >= self._deadline:
+                self._trip("lease_time", "deadline reached", "the lease", ctx.who.lease)
+                command = Command(stop=True, why=f"lease {ctx.who.lease} is over", gate="lease_time")
+            if command is not None and command.stop:
+                ctx.progress.command = command
+                ctx.stopping.set()
+                await ctx.ports.client.cancel()
+                return
+            if ctx.clock.monotonic_ns() - beat >= HEARTBEAT_S * 1e9:
+                beat = ctx.clock.monotonic_ns()
+                ctx.emit(
+                    "agent_heartbeat",
+                    cell=ctx.progress.cell,
+                    done=ctx.progress.done,
+                    total=ctx.progress.total,
+                )
+            await ctx.clock.sleep(POLL_S)
+
+
+def _percent(result: AnchorResult) -> str:
+    return "unknown" if result.drift is None else f"{result.drift:+.1%}"

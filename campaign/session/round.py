@@ -1,0 +1,320 @@
+"""One round: boot what is resident together, warm up, send the sequence, commit or void.
+
+A round is the unit of commitment. Whatever interrupts it, its rows are in the cell journals already and
+the round is done again as a whole under the next attempt.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any, Protocol
+
+from campaign.clock import Clock
+from campaign.engines.base import BootOrder, BootRecord, Counters
+from campaign.engines.registry import get as get_engine
+from campaign.errors import EngineError
+from campaign.ledger.events import NewEvent
+from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
+from campaign.session.ports import Command, Journal, Ports
+from campaign.session.request import (
+    Identity,
+    Measured,
+    boot_id,
+    cell_name,
+    identity_fields,
+    make_job,
+    make_row,
+)
+from campaign.spec.models import Spec
+from campaign.store.base import CellWriter, Store
+from campaign.store.layout import RunDir, flat
+from campaign.store.row import Phase, RequestRow
+from campaign.workloads.packs import Prompts
+
+
+class Stopped(Exception):
+    """The controller, a gate or the lease said stop; the round is not committed."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        super().__init__(command.why)
+
+
+class TooManyErrors(Exception):
+    """Requests failed in a row; says how many, the limit and the last error."""
+
+    def __init__(self, count: int, limit: int, last: str) -> None:
+        self.count, self.limit, self.last = count, limit, last
+        super().__init__(f"{count} requests failed in a row (limit {limit}); the last: {last}")
+
+
+class Marker(Protocol):
+    """Says which phase the lease's dollars belong to from now on."""
+
+    def __call__(self, phase: str, group: str | None = None) -> None:
+        """Record the mark in the journal."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the session is; read by whoever displays it."""
+
+    state: str = "waiting"
+    phase: str = "setup"
+    cell: str = ""
+    done: int = 0
+    total: int = 0
+    tok_s: float | None = None
+    errors_in_a_row: int = 0
+    command: Command | None = None
+    last_counters: dict[str, Counters | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """Everything a round needs, none of it created here."""
+
+    who: Identity
+    spec: Spec
+    plan: SessionPlan
+    prompts: Mapping[str, Prompts]
+    run_dir: RunDir
+    ports: Ports
+    store: Store
+    journal: Journal
+    clock: Clock
+    cpus: tuple[int, ...]
+    """Cores the engines are pinned to; empty where there are too few to set apart."""
+    progress: Progress
+    stopping: asyncio.Event
+    """Set once the session has been told to stop."""
+
+    def emit(self, type_: str, **payload: Any) -> None:
+        """Append to the session's journal; durable on return."""
+        self.journal.append(NewEvent(type=type_, payload=payload, session=self.who.session))
+
+    def check(self) -> None:
+        """Raise Stopped where the session has been told to stop."""
+        if self.progress.command is not None:
+            raise Stopped(self.progress.command)
+
+
+class RoundRunner:
+    """Runs one round of one group."""
+
+    def __init__(
+        self, ctx: SessionContext, group: GroupPlan, round_: RoundPlan, attempt: int, mark: Marker
+    ) -> None:
+        self._ctx, self._group, self._round, self._attempt, self._mark = ctx, group, round_, attempt, mark
+        self._workload = ctx.spec.workloads[group.workload]
+        self._boots: dict[str, Measured] = {}
+        self._writers: dict[str, CellWriter] = {}
+
+    async def run(self) -> None:
+        """Do the round and commit it. Raises Stopped, TooManyErrors or EngineError; never commits half."""
+        ctx, start_ns = self._ctx, self._ctx.clock.monotonic_ns()
+        ctx.emit("round_started", round_id=self._round.id, attempt=self._attempt)
+        try:
+            self._mark("load", self._group.name)
+            await self._boot_all()
+            self._mark("warmup", self._group.name)
+            for request in self._round.warmup:
+                await self._send(request, "warmup")
+            self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
+            await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
+            await self._commit(start_ns)
+        except (EngineError, TooManyErrors) as error:
+            self._void(str(error))
+            raise
+        finally:
+            self._mark("idle", self._group.name)
+            await self._stop_all()
+
+    # --- boots
+
+    async def _boot_all(self) -> None:
+        # Engines with GPUs of their own load side by side; on shared cores they would slow each other.
+        if all(boot.gpus for boot in self._round.boots):
+            async with asyncio.TaskGroup() as group:
+                for boot in self._round.boots:
+                    group.create_task(self._boot(boot))
+        else:
+            for boot in self._round.boots:
+                self._ctx.check()
+                await self._boot(boot)
+
+    async def _boot(self, boot: BootPlan) -> None:
+        ctx = self._ctx
+        arm = ctx.plan.arms[boot.arm]
+        name = boot_id(ctx.who.session, self._round, boot, self._attempt)
+        ctx.progress.state, ctx.progress.cell = "booting", cell_name(self._group, boot)
+        ctx.emit("boot_started", boot_id=name, arm=arm.name, arm_hash=arm.hash, place=boot.place, port=None)
+        order = BootOrder(
+            boot_id=name,
+            arm=arm.name,
+            arm_hash=arm.hash,
+            config=arm.config,
+            models=dict(ctx.spec.models),
+            place=boot.place,
+            gpus=boot.gpus,
+            cpus=ctx.cpus,
+            log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
+            boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
+        )
+        try:
+            record = await self._unless_stopped(order)
+        except EngineError as error:
+            ctx.emit(
+                "boot_failed", boot_id=name, kind=error.kind, error=str(error), log_tail=_tail(order.log_path)
+            )
+            raise
+        self._ready(boot, name, record)
+
+    async def _unless_stopped(self, order: BootOrder) -> BootRecord:
+        # A boot may take ten minutes at $50 an hour: a stop does not wait for it.
+        ctx = self._ctx
+        boot = asyncio.ensure_future(ctx.ports.host.boot(order))
+        stop = asyncio.ensure_future(ctx.stopping.wait())
+        await asyncio.wait({boot, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not boot.done():
+            boot.cancel()
+            await ctx.ports.host.stop(order.boot_id)
+            ctx.emit("boot_stopped", boot_id=order.boot_id)
+            ctx.check()
+        return await boot
+
+    def _ready(self, boot: BootPlan, name: str, record: BootRecord) -> None:
+        ctx, arm = self._ctx, self._ctx.plan.arms[boot.arm]
+        sealed = ctx.store.put_json(
+            "provenance", name, {"boot_id": name, "arm": arm.name, **record.provenance}
+        )
+        ctx.emit("boot_ready", boot_id=name, boot_ns=record.boot_ns, provenance=asdict(sealed))
+        cell = cell_name(self._group, boot)
+        self._boots[boot.arm] = Measured(boot, arm, record, self._attempt, cell)
+        self._writers[boot.arm] = ctx.store.open_cell(ctx.who.session, cell, self._attempt)
+
+    async def _stop_all(self) -> None:
+        for boot in self._boots.values():
+            await self._ctx.ports.host.stop(boot.record.boot_id)
+            self._ctx.progress.last_counters.pop(boot.record.boot_id, None)
+            self._ctx.emit("boot_stopped", boot_id=boot.record.boot_id)
+
+    # --- requests
+
+    async def _sequence(self, phase: Phase) -> None:
+        if self._group.concurrency == 1 and self._group.design != "duet":
+            for request in self._round.sequence:
+                await self._send(request, phase)
+            return
+        # A wave is the slot set run once: its requests are in flight together, and nothing else is.
+        duet, single = self._group.design == "duet", self._group.concurrency == 1
+
+        def wave_of(request: RequestPlan) -> tuple[int, str]:
+            if duet:
+                return (request.order if single else request.wave, "")
+            return (request.wave, request.arm)
+
+        for _, wave in groupby(self._round.sequence, key=wave_of):
+            await self._wave(list(wave), phase)
+
+    async def _wave(self, wave: Sequence[RequestPlan], phase: Phase) -> None:
+        limit = asyncio.Semaphore(
+            self._group.concurrency * (len(self._boots) if self._group.design == "duet" else 1)
+        )
+
+        async def one(request: RequestPlan) -> None:
+            async with limit:
+                await self._send(request, phase, alone=False)
+
+        results = await asyncio.gather(*(one(request) for request in wave), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _send(self, request: RequestPlan, phase: Phase, *, alone: bool = True) -> None:
+        ctx = self._ctx
+        ctx.check()
+        boot = self._boots[request.arm]
+        engine = get_engine(boot.arm.config.engine or "")
+        fields = identity_fields(ctx.who, self._group, self._round, boot, request, phase)
+        prompts = ctx.prompts[self._group.workload].items
+        prompt = prompts[request.slot % len(prompts)]
+        ctx.progress.state, ctx.progress.cell, ctx.progress.phase = "measuring", boot.cell, phase
+        # Only a request that is alone on its server may claim the server's counters.
+        before = await self._counters(boot.record.boot_id) if alone else None
+        writer = self._writers[request.arm]
+        writer.begin(fields)
+        outcome = await ctx.ports.client.run(
+            make_job(
+                fields,
+                boot,
+                self._workload,
+                prompt,
+                engine.request_extras(boot.arm.config),
+                ctx.spec.gates.request_timeout.total_seconds(),
+                self._sidecars(boot),
+            )
+        )
+        after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
+        ctx.progress.last_counters[boot.record.boot_id] = after
+        row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
+        writer.finish(row)
+        await self._judge(row, boot)
+
+    async def _counters(self, name: str) -> Counters | None:
+        # What the last scrape said still holds: nothing else talks to this server.
+        known = self._ctx.progress.last_counters.get(name)
+        return known if known is not None else await self._ctx.ports.host.counters(name)
+
+    async def _judge(self, row: RequestRow, boot: Measured) -> None:
+        progress = self._ctx.progress
+        self._ctx.check()
+        progress.done += 1
+        progress.tok_s = row.decode_tok_s if row.decode_tok_s is not None else progress.tok_s
+        if row.state in {"ok", "short", "empty"}:
+            progress.errors_in_a_row = 0
+            return
+        progress.errors_in_a_row += 1
+        if not await self._ctx.ports.host.alive(boot.record.boot_id):
+            kind, tail = await self._ctx.ports.host.why_dead(boot.record.boot_id)
+            raise EngineError(kind, f"{boot.record.boot_id}: the server is gone ({kind}): {tail}")
+        if "timeout" in row.reasons:
+            limit = self._ctx.spec.gates.request_timeout.total_seconds()
+            raise EngineError("hung", f"{boot.record.boot_id}: no answer within {limit:g} s")
+        limit_n = self._ctx.spec.gates.max_consecutive_errors
+        if progress.errors_in_a_row >= limit_n:
+            raise TooManyErrors(progress.errors_in_a_row, limit_n, row.error or row.error_code or row.state)
+
+    def _sidecars(self, boot: Measured) -> str:
+        return str(self._ctx.run_dir.chunks / flat(f"{self._ctx.who.session}/{boot.cell}@{self._attempt}"))
+
+    # --- the end
+
+    async def _commit(self, start_ns: int) -> None:
+        telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
+        cells = [
+            {
+                "cell": self._boots[arm].cell,
+                "attempt": self._attempt,
+                "files": [asdict(f) for f in writer.seal()],
+                "telemetry": telemetry,
+            }
+            for arm, writer in self._writers.items()
+        ]
+        self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    def _void(self, reason: str) -> None:
+        for writer in self._writers.values():
+            writer.seal("void")
+        self._ctx.emit("round_voided", round_id=self._round.id, attempt=self._attempt, reason=reason)
+
+
+def _tail(path: str, lines: int = 5) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # the path crossed a process as text
+            return "".join(file.readlines()[-lines:])
+    except OSError:
+        return ""
