@@ -51,8 +51,12 @@ def _words(
 ) -> tuple[str, str]:
     """Why and fix."""
     kind, ctx = error["type"], error.get("ctx", {})
+    if loc == ("version",) and kind == "campaign":
+        return "is not a version of the grammar that this campaign knows", "write `version: 1`"
     if kind == "campaign":
         return ("the name " if loc[-1:] == ("[key]",) else "") + str(ctx["why"]), str(ctx["fix"])
+    if kind == "missing" and isinstance(loc[-1], int):
+        return "has too few values", f"add value {loc[-1] + 1}"
     if kind == "missing":
         return "is required and missing", f"add `{loc[-1]}: ...`{_about(model, loc)}"
     if kind == "extra_forbidden":
@@ -78,6 +82,8 @@ def _shapes(error: ErrorDetails, value: str) -> tuple[str, str]:
     if kind in {"too_long", "too_short"}:
         n = ctx.get("max_length", ctx.get("min_length"))
         return "has the wrong number of values", f"write {n} values"
+    if kind == "campaign_choice":
+        return str(error["msg"]), "write one of the two"
     return str(error["msg"])[:100], "see `campaign schema`"
 
 
