@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from campaign.analysis.drift import Past, judge, moved
 from campaign.analysis.model import AnchorResult, Speculation, Verdict
-from campaign.analysis.pairs import BootSd, boot_sd, compare, pool_for
+from campaign.analysis.pairs import boot_sd, compare, pool_for
 from campaign.analysis.speculation import LadderArm, speculation
 from campaign.analysis.validity import LOST_SHARE, MIN_BLOCKS, MIN_WAVES, check
 from campaign.analysis.variance import MEASURED, Boot, boots_of
@@ -203,7 +203,8 @@ def _verdict(
     elif stats.n < (MIN_WAVES if comparison.concurrency > 1 else MIN_BLOCKS):
         fatal.add("too_few_blocks")
     if not unfinished:
-        _drift(about, moves.get(group.name), fatal, notes)
+        proven, open_ = _drift(about, group.name, moves)
+        fatal, notes = fatal | proven, notes | open_
     notes.update(f"gate_overridden:{gate}" for gate in about.overridden)
     return verdict(
         stats,
@@ -220,11 +221,14 @@ def _verdict(
     )
 
 
-def _drift(about: _Session, moved_: bool | None, fatal: set[str], notes: set[str]) -> None:  # noqa: FBT001  # a three-valued finding
+def _drift(about: _Session, group: str, moves: Mapping[str, bool | None]) -> tuple[set[str], set[str]]:
+    """(fatal, notes) of the anchors that bracket a group."""
+    moved_ = moves.get(group)
     if moved_:
-        (notes if DRIFT_GATE in about.overridden else fatal).add("drift")
-    elif moved_ is None and any(g.kind == "anchor" for g in about.plan.groups):
-        notes.add("drift_unproven")
+        overridden = DRIFT_GATE in about.overridden
+        return (set(), {"drift"}) if overridden else ({"drift"}, set())
+    unproven = moved_ is None and any(g.kind == "anchor" for g in about.plan.groups)
+    return set(), {"drift_unproven"} if unproven else set()
 
 
 def _ladder(about: _Session, group: GroupPlan) -> Speculation:
@@ -233,8 +237,9 @@ def _ladder(about: _Session, group: GroupPlan) -> Speculation:
         config = about.plan.arms[name].config.speculation
         arms.append(LadderArm(name, config.depth if config is not None and config.depth > 0 else None))
     pair = (group.arms[0], group.arms[-1])
-    pool = pool_for(about.boots("step_ms"), about.designs, group.name, pair)
-    boot: BootSd = boot_sd("step_ms", pool, declared=about.declared.get("step_ms"), prior=about.prior)
+    # The ladder asks for one value for all its arms, so no arm is held against the rest.
+    pool = replace(pool_for(about.boots("step_ms"), about.designs, group.name, pair), own=None, rest=())
+    boot = boot_sd("step_ms", pool, declared=about.declared.get("step_ms"), prior=about.prior)
     return speculation(
         about.rows[group.name],
         session=about.plan.name,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Estimate:
 
     def half_width(self, level: float) -> float:
         """Half the interval at this two-sided level."""
-        return max(float(stats.t.ppf(0.5 + level / 2, df)) * se for se, df in self.errors)
+        return max(critical(level, df) * se for se, df in self.errors)
 
     def interval(self, level: float) -> tuple[float, float]:
         """(low, high)."""
@@ -32,21 +32,30 @@ class Estimate:
 
     def df(self, level: float) -> float:
         """Degrees of freedom of the error that decides at this level."""
-        return max(self.errors, key=lambda e: float(stats.t.ppf(0.5 + level / 2, e[1])) * e[0])[1]
+        return max(self.errors, key=lambda e: critical(level, e[1]) * e[0])[1]
 
     def p_zero(self) -> float:
         """Two-sided p-value of no difference."""
-        return min(1.0, max(2 * float(stats.t.sf(abs(self.mean) / se, df)) for se, df in self.errors))
+        return min(1.0, max(2 * _tail(abs(self.mean) / se, df) for se, df in self.errors))
 
     def p_equivalent(self, limit: float) -> float:
         """P-value of two one-sided tests of |difference| < limit (Schuirmann 1987)."""
         gap = limit - abs(self.mean)
-        return min(1.0, max(float(stats.t.sf(gap / se, df)) for se, df in self.errors))
+        return min(1.0, max(_tail(gap / se, df) for se, df in self.errors))
 
     def p_beyond(self, limit: float) -> float:
         """P-value of the minimum-effect test, H0: |difference| <= limit."""
         gap = abs(self.mean) - limit
-        return min(1.0, max(float(stats.t.sf(gap / se, df)) for se, df in self.errors))
+        return min(1.0, max(_tail(gap / se, df) for se, df in self.errors))
+
+
+def critical(level: float, df: float) -> float:
+    """Two-sided critical value of Student's t."""
+    return float(special.stdtrit(df, 0.5 + level / 2))
+
+
+def _tail(t: float, df: float) -> float:
+    return float(special.stdtr(df, -t))
 
 
 def ratio(log_value: float | None) -> float | None:

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from campaign.analysis.describe import median
-from campaign.analysis.estimate import Estimate
+from campaign.analysis.estimate import Estimate, critical
 from campaign.analysis.model import BootSdSource
 from campaign.analysis.variance import (
     Boot,
@@ -141,7 +141,7 @@ def boot_sd(
         rest = pool(session.rest)
         expected = (rest.variance if rest else 0.0) + own.ms_residual / own.n
         rest_df = sum(s.df_boot for s in session.rest)
-        if expected > 0 and float(stats.f.sf(own.ms_boot / expected, own.df_boot, rest_df)) < 0.01:
+        if expected > 0 and float(special.fdtrc(own.df_boot, rest_df, own.ms_boot / expected)) < 0.01:
             found, splits = pool([own]), (own,)
             reasons.append("boot_sd_not_pooled")
     if declared is not None:
@@ -173,7 +173,7 @@ def _contradicts(declared: float, splits: Sequence[Split]) -> bool:
         if expected <= 0:
             return s.ms_boot > 0
         scaled += s.df_boot * s.ms_boot / expected
-    return float(stats.chi2.sf(scaled, sum(s.df_boot for s in splits))) < 0.01
+    return float(special.chdtrc(sum(s.df_boot for s in splits), scaled)) < 0.01
 
 
 def compare(
@@ -212,8 +212,7 @@ def compare(
     h = math.fsum(1.0 / len(arm) for arm in (a, b) if any(varies(arm, x.arm) for x in arm))
     boots_only = Estimate(mean, ((math.sqrt(within), df),))
     full = _with_boots(mean, (within, df), h, boot=boot, n=len(blocks))
-    critical = float(stats.t.ppf(0.5 + level / 2, df))
-    spare = (mean / critical) ** 2 - within
+    spare = (mean / critical(level, df)) ** 2 - within
     overturn = math.sqrt(spare / h) if spare > 0 and h > 0 else None
     return PairStats(n, k, mean, middle, boots_only, full, boot, overturn, shown, boot.reasons)
 

@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
+from campaign.analysis.estimate import critical
 from campaign.analysis.model import Speculation, WidthCost
 from campaign.analysis.pairs import KNOWN_DF, BootSd
 from campaign.analysis.variance import usable
@@ -222,7 +221,7 @@ class _Model:
             return value, None, None
         df_boot = self.boot.df or KNOWN_DF
         df = total**2 / (jackknife**2 / (n - 1) + boots**2 / df_boot)
-        half = float(stats.t.ppf(0.5 + self.level / 2, max(df, min(n - 1.0, df_boot)))) * math.sqrt(total)
+        half = critical(self.level, max(df, min(n - 1.0, df_boot))) * math.sqrt(total)
         return value, value - half, value + half
 
     def _boots(

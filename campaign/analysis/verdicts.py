@@ -52,18 +52,18 @@ def verdict(stats: PairStats, about: Context) -> Verdict:
     c, limit = about.comparison, math.log1p(about.comparison.margin)
     full = stats.full
     fatal = set(about.fatal)
-    if "too_few_blocks" in stats.reasons:
+    partial = "partial" in about.notes
+    if "too_few_blocks" in stats.reasons and not partial:
         fatal.add("too_few_blocks")
     differs = equivalent = None
     p = p_tost = None
     if full is not None:
         p, p_tost = full.p_zero(), full.p_equivalent(limit)
         differs, equivalent = p < 1 - about.level, p_tost < ALPHA
-    held = {"partial"} & set(about.notes)
     said: VerdictWord = "unresolved"
     if fatal:
         said = "invalid"
-    elif not held and stats.mean is not None:
+    elif not partial and stats.mean is not None:
         said = word(c.kind, direction(about.metric, stats.mean), differs=differs, equivalent=equivalent)
     lo, hi = _ratios(full, about.level)
     lo_only, hi_only = _ratios(stats.boots_only, about.level)
