@@ -92,6 +92,19 @@ def limits(spec: Spec, session_cap_usd: Mapping[str, MicroUsd] | None = None) ->
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a round may begin."""
+
+    admitted: bool
+    trip: Trip | None = None
+
+    @property
+    def why(self) -> str | None:
+        """Why not, in one sentence."""
+        return self.trip.why if self.trip is not None else None
+
+
 # --- price
 
 
@@ -249,9 +262,9 @@ def worst_case(
 
 def admit_lease(state: RunState, limit: Limits, ask: LeaseAsk, now_utc_ns: int) -> Terms | Trip:
     """Whether a lease may be taken. A lease that brings `committed` to exactly the cap is admitted."""
-    halted = in_force(state, limit, now_utc_ns, session=ask.session)
-    if halted:
-        return halted[0]
+    halted = _halted(state, limit, ask.session, now_utc_ns)
+    if halted is not None:
+        return halted
     price = check_price(
         ask.usd_per_hour,
         free_allowed=ask.free_allowed and ask.node in limit.free_nodes,
@@ -276,9 +289,9 @@ def admit_extension(
     trouble = _not_usable(lease, lease_id, now_utc_ns)
     if trouble is not None or lease is None or lease.deadline_utc_ns is None or lease.usd_per_hour is None:
         return trouble or Trip("missing_input", UNKNOWN, "a lease with price and deadline", lease_id)
-    halted = in_force(state, limit, now_utc_ns, session=lease.session)
-    if halted:
-        return halted[0]
+    halted = _halted(state, limit, lease.session, now_utc_ns)
+    if halted is not None:
+        return halted
     if deadline_utc_ns <= lease.deadline_utc_ns:
         return Trip("lease_time", "no later than now", "a later deadline", lease_id, lease.session, lease_id)
     length = deadline_utc_ns - lease.billing_from_utc_ns
@@ -309,9 +322,9 @@ def admit_round(
     trouble = _not_usable(lease, lease_id, now_utc_ns)
     if trouble is not None or lease is None:
         return trouble
-    halted = in_force(state, limit, now_utc_ns, session=lease.session)
-    if halted:
-        return halted[0]
+    halted = _halted(state, limit, lease.session, now_utc_ns)
+    if halted is not None:
+        return halted
     return _over_cap(state, limit, lease.session, 0, now_utc_ns) or round_fits(
         expected_ns,
         now_utc_ns,
@@ -395,6 +408,13 @@ def _cap(state: RunState, limit: Limits) -> MicroUsd:
     return limit.cap_usd if registered is None else min(limit.cap_usd, registered)
 
 
+def _halted(state: RunState, limit: Limits, session: str | None, now_utc_ns: int) -> Trip | None:
+    """Why nothing may begin: a stop that was asked for, or a gate in force."""
+    if state.stop_asked is not None:
+        return Trip("stop", "asked", "none", f"{state.stop_asked['by']}: {state.stop_asked['why']}", session)
+    return next(iter(in_force(state, limit, now_utc_ns, session)), None)
+
+
 # --- gates
 
 
@@ -406,19 +426,16 @@ def in_force(state: RunState, limit: Limits, now_utc_ns: int, session: str | Non
 
 
 def standing(state: RunState) -> tuple[Trip, ...]:
-    """Recorded trips that count and are not overridden, and a stop that was asked for.
+    """Recorded trips that count and are not overridden.
 
     Findings about the data stand for good; conditions stand until the next controller judges them anew.
     """
-    found = [
+    return tuple(
         Trip(g.gate, g.value, g.limit, g.detail, g.session, g.lease)
         for g in state.tripped
         if (g.gate in STANDING or g.seq > state.controller_since_seq)
         and not state.is_overridden(g.gate, g.session)
-    ]
-    if state.stop_asked is not None:
-        found.append(Trip("stop", "asked", "none", f"{state.stop_asked['by']}: {state.stop_asked['why']}"))
-    return tuple(found)
+    )
 
 
 def trips(state: RunState, limit: Limits, now_utc_ns: int) -> tuple[Trip, ...]:

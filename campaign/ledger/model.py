@@ -43,6 +43,7 @@ class Lease:
     granularity_s: int
     max_ns: int
     dead_man_ns: int
+    teardown_ns: int
     worst_usd: MicroUsd | None
     """To the deadline, dead-man granularity included; without the teardown reserve."""
     teardown_reserve_usd: MicroUsd | None

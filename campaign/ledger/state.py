@@ -164,6 +164,7 @@ def _lease_intent(state: RunState, event: Event) -> RunState:
         granularity_s=_whole(p, "granularity_s", event),
         max_ns=_whole(p, "max_ns", event),
         dead_man_ns=p.get("dead_man_ns") or 0,
+        teardown_ns=p.get("teardown_ns") or 0,
         worst_usd=money(p, "worst_usd_micro"),
         teardown_reserve_usd=money(p, "teardown_reserve_usd_micro"),
         billing_from_utc_ns=_whole(p, "billing_from_utc_ns", event),
