@@ -15,14 +15,14 @@ Generated text is hostile: it is only ever JSON-escaped here, never a file name,
 import base64
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from campaign.client.interpret import Interpreted
 from campaign.client.reader import Exchange
+from campaign.store.cells import SIDECARS
 from campaign.store.jsonl import JsonLines
 
-CHUNKS: Final = "chunks.jsonl"
-TEXT: Final = "text.jsonl"
+CHUNKS, TEXT = SIDECARS
 
 
 def chunk_record(exchange: Exchange, read: Interpreted) -> dict[str, Any]:

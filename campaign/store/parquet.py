@@ -1,0 +1,112 @@
+"""Parquet files of request rows: zstd, one fixed schema, whole or absent."""
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from campaign.errors import StoreError
+from campaign.store import atomic
+from campaign.store.records import to_record, to_row
+from campaign.store.row import RequestRow
+from campaign.store.schema import ARROW_SCHEMA, check_version, conform
+
+_CELL_KEY: Final = b"campaign.cell"
+
+
+@dataclass(frozen=True, slots=True)
+class CellNote:
+    """What a sealed file says about its cell, in its metadata."""
+
+    session: str
+    cell: str
+    boot_attempt: int
+    possibly_spent: tuple[dict[str, Any], ...] = field(default=())
+    """`begin` records that never finished."""
+    torn_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One file, read once: hash and rows are of the same bytes."""
+
+    path: Path
+    sha256: str
+    table: pa.Table
+    note: CellNote | None
+
+    def rows(self) -> list[RequestRow]:
+        """Its rows. Raises StoreError naming file and row."""
+        known = self.table.select(ARROW_SCHEMA.names)
+        return [to_row(r, f"{self.path}, row {n}") for n, r in enumerate(known.to_pylist(), start=1)]
+
+
+def to_table(rows: Sequence[RequestRow]) -> pa.Table:
+    """Rows under the fixed schema."""
+    return pa.Table.from_pylist([to_record(row) for row in rows], schema=ARROW_SCHEMA)
+
+
+def write(path: Path, rows: Sequence[RequestRow], note: CellNote) -> str:
+    """Write a cell's file atomically; returns its SHA-256. Raises StoreError."""
+    told = {
+        "session": note.session,
+        "cell": note.cell,
+        "boot_attempt": note.boot_attempt,
+        "possibly_spent": list(note.possibly_spent),
+        "torn_bytes": note.torn_bytes,
+    }
+    metadata = {**(ARROW_SCHEMA.metadata or {}), _CELL_KEY: json.dumps(told, sort_keys=True).encode()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(to_table(rows).replace_schema_metadata(metadata), sink, compression="zstd")
+    data = sink.getvalue().to_pybytes()
+    atomic.write(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def load(path: Path) -> Loaded:
+    """Read one file. Raises StoreError for what is missing, damaged, foreign or of another version."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        # ParquetFile, not read_table: the latter would add columns from the folder names.
+        table = pq.ParquetFile(io.BytesIO(data)).read()
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
+    metadata = table.schema.metadata
+    check_version(metadata, str(path))
+    return Loaded(
+        path, hashlib.sha256(data).hexdigest(), conform(table, str(path)), _note(metadata, str(path))
+    )
+
+
+def concat(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table; columns that only some have are null elsewhere. Raises StoreError where types clash."""
+    try:
+        return pa.concat_tables([ARROW_SCHEMA.empty_table(), *tables], promote_options="default")
+    except pa.ArrowException as error:
+        raise StoreError(f"files of request rows do not fit together: {error}") from error
+
+
+def _note(metadata: dict[bytes, bytes], place: str) -> CellNote | None:
+    raw = metadata.get(_CELL_KEY)
+    if raw is None:
+        return None
+    try:
+        told = json.loads(raw)
+        return CellNote(
+            told["session"],
+            told["cell"],
+            told["boot_attempt"],
+            tuple(told["possibly_spent"]),
+            told["torn_bytes"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{place}: unreadable campaign.cell in its metadata: {error!r}") from error
