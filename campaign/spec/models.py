@@ -53,6 +53,7 @@ class LocalNode(Strict):
     """This machine."""
 
     provider: Literal["local"]
+    """This machine; never taken down."""
     usd_per_hour: UsdOrFree
     """Declared price in dollars per hour; 0 is allowed."""
     max_hours: Hours
@@ -65,6 +66,7 @@ class AttachNode(Strict):
     """A host you already have, over SSH, or an existing SkyPilot cluster. Never taken down."""
 
     provider: Literal["attach"]
+    """A node you have; never taken down."""
     ssh: Text | None = None
     """user@host[:port]."""
     cluster: Text | None = None
@@ -98,6 +100,7 @@ class SkyNode(Strict):
     """A node rented through SkyPilot."""
 
     provider: Literal["sky"]
+    """Rented and taken down through SkyPilot."""
     accelerators: Text
     """NAME:COUNT in SkyPilot's words, e.g. B200:4."""
     max_usd_per_hour: Usd
@@ -185,7 +188,7 @@ class Arm(Strict):
     engine: Literal["llamacpp", "sglang", "vllm", "api", "command"] | None = None
     """The server under test."""
     model: Name | None = None
-    """Entry of `models`."""
+    """Entry of `models`; needed by llamacpp, sglang and vllm."""
     runtime: Name | None = None
     """Entry of `runtimes`; none means installed beside campaign."""
     threads: Count | None = None

@@ -51,14 +51,10 @@ def _words(
 ) -> tuple[str, str]:
     """Why and fix."""
     kind, ctx = error["type"], error.get("ctx", {})
-    if loc == ("version",) and kind == "campaign":
-        return "is not a version of the grammar that this campaign knows", "write `version: 1`"
     if kind == "campaign":
+        if loc == ("version",):
+            return "is not a version of the grammar that this campaign knows", "write `version: 1`"
         return ("the name " if loc[-1:] == ("[key]",) else "") + str(ctx["why"]), str(ctx["fix"])
-    if kind == "missing" and isinstance(loc[-1], int):
-        return "has too few values", f"add value {loc[-1] + 1}"
-    if kind == "missing":
-        return "is required and missing", f"add `{loc[-1]}: ...`{_about(model, loc)}"
     if kind == "extra_forbidden":
         owner = _model_at(model, loc[:-1])
         names = [] if owner is None else [f.alias or n for n, f in owner.model_fields.items()]
@@ -67,7 +63,13 @@ def _words(
         return "is not one of the choices", did_you_mean(
             value, re.findall(r"'([^']*)'", str(ctx["expected"]))
         )
-    return _shapes(error, value)
+    return _missing(model, loc) if kind == "missing" else _shapes(error, value)
+
+
+def _missing(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, str]:
+    if isinstance(loc[-1], int):
+        return "has too few values", f"add value {loc[-1] + 1}"
+    return "is required and missing", f"add `{loc[-1]}: ...`{_about(model, loc)}"
 
 
 def _shapes(error: ErrorDetails, value: str) -> tuple[str, str]:

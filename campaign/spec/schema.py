@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from campaign.spec.models import Spec
+from campaign.spec.types import VARIABLE
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -38,7 +39,13 @@ def _table(name: str, model: dict[str, Any]) -> Iterator[str]:
 
 
 def _default(value: Any) -> str:
-    return "" if value in (None, {}, []) else f"`{value if isinstance(value, str) else json.dumps(value)}`"
+    if value in (None, {}, []):
+        return ""
+    return (
+        "see below"
+        if isinstance(value, dict)
+        else f"`{value if isinstance(value, str) else json.dumps(value)}`"
+    )
 
 
 def _line(text: str) -> str:
@@ -69,7 +76,9 @@ def _plain(info: dict[str, Any]) -> str:
     if kind == "object":
         inner = info.get("additionalProperties") or next(iter(info.get("patternProperties", {}).values()), {})
         return f"map of {_type(inner)}" if isinstance(inner, dict) and inner else "map"
-    return {"string": "text", "integer": "whole number"}.get(kind, kind) + _bounds(info)
+    if kind == "string":
+        return "duration" if "examples" in info else "text"
+    return ("whole number" if kind == "integer" else str(kind)) + _bounds(info)
 
 
 def _bounds(info: dict[str, Any]) -> str:
@@ -79,5 +88,5 @@ def _bounds(info: dict[str, Any]) -> str:
 
 
 def _variable(info: dict[str, Any]) -> bool:
-    """The `${VAR}` form that every number and boolean also has."""
-    return info.get("type") == "string" and "[A-Za-z_]" in info.get("pattern", "") and "examples" not in info
+    """A form beside the type's own: `${VAR}`, or yes/no of a boolean."""
+    return str(info.get("pattern", "")).startswith((VARIABLE, "^(?:[Yy]es"))

@@ -9,47 +9,69 @@ import json
 import sys
 from pathlib import Path
 
-CHAT = (
-    "A bakery sells bread in the morning and cake in the afternoon. The oven is small, and only one kind fits at "
-    "a time. Suggest an order of work for the day, and explain in plain words why it saves time.",
-    "My bicycle makes a clicking sound when I push hard on the left pedal, but not when I roll downhill. Name "
-    "three parts that could be loose, and say how I can check each of them at home without special tools.",
-    "Write a short letter to a neighbour whose dog barks early every morning. Be friendly and honest, say what "
-    "you would like to change, and offer one thing that you could do yourself to help.",
-    "A small library wants to know which of its books are read inside the building but never taken home. Describe "
-    "a simple way to count them for one month that needs no computer and very little work.",
-    "Explain to a ten year old child why ice floats on a lake in winter while a stone sinks at once. Use one "
-    "example from the kitchen, and end with a question that the child can try to answer.",
-    "I have rice, two eggs, half an onion, a carrot and some soy sauce. Describe a quick dinner for one person "
-    "in five steps, and mention which step goes wrong most often and how to avoid that.",
-    "Two friends share a car and want to split the cost in a fair way. One drives far but rarely, the other "
-    "drives every day but only a short way. Compare two ways of splitting, with a small example.",
-    "Describe the view from a train window on a rainy evening as the train leaves a large city and enters the "
-    "hills. Use the present tense, no more than six sentences, and do not mention any people.",
-    "A garden is ten metres long and four metres wide. Half of it lies in the shade of a wall after noon. Decide "
-    "where tomatoes, lettuce and mint should grow, and give one reason for each choice.",
-    "Our team meets every Monday for an hour, and most of the time nobody remembers what was decided. Propose "
-    "three small changes to the meeting that cost nothing, and say how we would notice that they work.",
-    "What is the difference between a map and a plan? Answer in a few sentences, give one example of each, and "
-    "then name a situation in which a person would need both of them on the same day.",
-    "Write the opening paragraph of a story about a lighthouse keeper who finds a letter without a sender. Keep "
-    "the sentences short, let the weather set the mood, and stop before the letter is opened.",
-    "A shop owner notices that sales fall on every rainy Tuesday but not on other rainy days. List three possible "
-    "reasons, and for each of them say which simple observation would show that it is wrong.",
-    "Give advice to someone who wants to learn to swim as an adult and is afraid of deep water. Describe the "
-    "first three lessons, and say what should be true before going on to the next one.",
-    "Explain how a thermos bottle keeps tea hot and lemonade cold with the same wall. Avoid technical words "
-    "where you can, and correct one wrong belief that many people have about it.",
-    "A village has one bridge, and it must be closed for repair for two weeks. Who should be told first, what "
-    "should they be told, and which other way to cross the river could be offered meanwhile?",
-    "Compare walking and taking the bus to a place two kilometres away. Consider time, money, health and bad "
-    "weather, and finish with a clear recommendation for a person who carries a heavy bag.",
-    "Tell me how to read a nutrition label on a box of cereal. Which three numbers matter most for a child, "
-    "what do they mean, and which trick on the front of the box should I not fall for?",
-    "Somebody found an old key in the attic and nobody knows what it opens. Describe a careful way to find out "
-    "which lock it belongs to, beginning with what the key itself can tell.",
-    "A school wants to plant twelve trees in its yard next spring. Write a short plan with the main steps from "
-    "now until then, and name the one decision that should not be put off.",
+CHAT = tuple(
+    paragraph.replace("\n", " ")
+    for paragraph in """\
+A bakery sells bread in the morning and cake in the afternoon. The oven is small, and only one kind fits
+at a time. Suggest an order of work for the day, and explain in plain words why it saves time.
+
+My bicycle makes a clicking sound when I push hard on the left pedal, but not when I roll downhill. Name
+three parts that could be loose, and say how I can check each of them at home without special tools.
+
+Write a short letter to a neighbour whose dog barks early every morning. Be friendly and honest, say what
+you would like to change, and offer one thing that you could do yourself to help.
+
+A small library wants to know which of its books are read inside the building but never taken home.
+Describe a simple way to count them for one month that needs no computer and very little work.
+
+Explain to a ten year old child why ice floats on a lake in winter while a stone sinks at once. Use one
+example from the kitchen, and end with a question that the child can try to answer.
+
+I have rice, two eggs, half an onion, a carrot and some soy sauce. Describe a quick dinner for one person
+in five steps, and mention which step goes wrong most often and how to avoid that.
+
+Two friends share a car and want to split the cost in a fair way. One drives far but rarely, the other
+drives every day but only a short way. Compare two ways of splitting, with a small example.
+
+Describe the view from a train window on a rainy evening as the train leaves a large city and enters the
+hills. Use the present tense, no more than six sentences, and do not mention any people.
+
+A garden is ten metres long and four metres wide. Half of it lies in the shade of a wall after noon.
+Decide where tomatoes, lettuce and mint should grow, and give one reason for each choice.
+
+Our team meets every Monday for an hour, and most of the time nobody remembers what was decided. Propose
+three small changes to the meeting that cost nothing, and say how we would notice that they work.
+
+What is the difference between a map and a plan? Answer in a few sentences, give one example of each, and
+then name a situation in which a person would need both of them on the same day.
+
+Write the opening paragraph of a story about a lighthouse keeper who finds a letter without a sender.
+Keep the sentences short, let the weather set the mood, and stop before the letter is opened.
+
+A shop owner notices that sales fall on every rainy Tuesday but not on other rainy days. List three
+possible reasons, and for each of them say which simple observation would show that it is wrong.
+
+Give advice to someone who wants to learn to swim as an adult and is afraid of deep water. Describe the
+first three lessons, and say what should be true before going on to the next one.
+
+Explain how a thermos bottle keeps tea hot and lemonade cold with the same wall. Avoid technical words
+where you can, and correct one wrong belief that many people have about it.
+
+A village has one bridge, and it must be closed for repair for two weeks. Who should be told first, what
+should they be told, and which other way to cross the river could be offered meanwhile?
+
+Compare walking and taking the bus to a place two kilometres away. Consider time, money, health and bad
+weather, and finish with a clear recommendation for a person who carries a heavy bag.
+
+Tell me how to read a nutrition label on a box of cereal. Which three numbers matter most for a child,
+what do they mean, and which trick on the front of the box should I not fall for?
+
+Somebody found an old key in the attic and nobody knows what it opens. Describe a careful way to find out
+which lock it belongs to, beginning with what the key itself can tell.
+
+A school wants to plant twelve trees in its yard next spring. Write a short plan with the main steps from
+now until then, and name the one decision that should not be put off.\
+""".split("\n\n")
 )
 """Prompts of `quickstart-chat`."""
 
