@@ -152,7 +152,8 @@ def achieved_power(difference: float, found: Precision, alpha: float = 0.05) -> 
 
     Both errors of the test must be passed; the smaller of the two probabilities is returned.
     """
-    from scipy import stats
+    # scipy.stats takes seconds to import, which `campaign plan` would pay on every call.
+    from scipy.special import nctdtr, stdtrit
 
     if found.variance <= 0:
         return 1.0 if difference else alpha
@@ -161,10 +162,10 @@ def achieved_power(difference: float, found: Precision, alpha: float = 0.05) -> 
     for scale, df in ((1.0, found.df), (found.boots_variance / found.variance, found.boots_df)):
         if scale <= 0 or (scale != 1.0 and df >= _DF_KNOWN):
             continue
-        critical = float(stats.t.ppf(1 - alpha / 2, df)) * math.sqrt(scale)
-        near = float(stats.nct.sf(critical, df, shift))
+        critical = float(stdtrit(df, 1 - alpha / 2)) * math.sqrt(scale)
+        near = 1.0 - float(nctdtr(df, shift, critical))
         # Beyond a shift of 1 the far tail is below 1e-3 and numerically unstable.
-        far = float(stats.nct.cdf(-critical, df, shift)) if shift < 1 else 0.0
+        far = float(nctdtr(df, shift, -critical)) if shift < 1 else 0.0
         passed.append(min(1.0, near + far))
     return min(passed)
 
@@ -184,17 +185,18 @@ def resolvable(
 
     `df_boot`: degrees of freedom of the boot standard deviation, e.g. `session_boot_df(...)`.
     """
-    from scipy import optimize
-
     found = precision(metric, n_slots, boots, prior, design, df_boot=df_boot)
     if found.variance <= 0:
         return 0.0
     sd = math.sqrt(found.variance)
-    high = 4.0
+    low, high = 0.0, 4.0
     while achieved_power(high * sd, found, alpha) < power:
-        high *= 2
-    shift = optimize.brentq(lambda x: achieved_power(x * sd, found, alpha) - power, 0.0, high)
-    return math.expm1(float(shift) * sd)
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = achieved_power(middle * sd, found, alpha) >= power
+        low, high = (low, middle) if enough else (middle, high)
+    return math.expm1(high * sd)
 
 
 def needed_boots(
