@@ -72,17 +72,13 @@ def _hint(source: Source | None) -> str:
 
 def _groups(report: Report) -> list[dict[str, Any]]:
     """Verdicts by comparison, the deciding metric first."""
-    found: dict[tuple[str, str], list[Any]] = {}
-    for v in report.verdicts:
-        found.setdefault((v.session, v.pair), []).append(v)
     return [
         {
-            "session": session,
-            "pair": pair,
+            "session": vs[0].session,
             "title": f"{words.arm(vs[0].b, report.labels)} vs {words.arm(vs[0].a, report.labels)}",
-            "verdicts": sorted(vs, key=lambda v: not v.primary),
+            "verdicts": vs,
         }
-        for (session, pair), vs in found.items()
+        for vs in words.by_comparison(report)
     ]
 
 

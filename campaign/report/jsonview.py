@@ -88,7 +88,10 @@ def report_json(report: Report) -> dict[str, Any]:
         "gates": [_gate(g) for g in report.gates if g.what == "tripped"],
         "overrides": [_gate(g) for g in report.overrides],
         "warnings": list(report.warnings),
-        "sources": {k: {"query": s.query, "n": s.n, "unit": s.unit} for k, s in report.sources.items()},
+        "sources": {
+            k: {"query": s.query, "language": s.language, "n": s.n, "unit": s.unit}
+            for k, s in report.sources.items()
+        },
     }
 
 
@@ -128,6 +131,9 @@ def verdict_json(v: Verdict, source: str | None = None) -> dict[str, Any]:
         "design": v.design,
         "p": v.p,
         "p_tost": v.p_tost,
+        "p_adjusted": v.p_adjusted,
+        "ratio_median": v.ratio_median,
+        "boot_sd_overturn": v.boot_sd_overturn,
         "blocks": [{"block": block, "log_ratio": value} for block, value in v.blocks],
         "source": source,
     }

@@ -19,10 +19,11 @@ class Source:
     """Where a number comes from."""
 
     query: str
-    """Runs in the run folder: DuckDB SQL over `rows/`, or a command over `ledger.db`."""
+    """Runs in the run folder: DuckDB SQL over `rows/`, or SQLite over `ledger.db`."""
     n: int
-    """Inputs it yields."""
+    """Rows it yields."""
     unit: str = "rows"
+    language: Literal["duckdb", "sqlite"] = "duckdb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class NodeFact:
     provider: str
     node_id: str | None
     """Identity of the physical machine; None before the lease is open."""
-    usd_per_hour: float
+    usd_per_hour: float | None
     price_source: str | None
     places: tuple[str, ...]
     """Where engines ran on it: `p0 (cpu)`, `p1 (0,1,2,3)`."""

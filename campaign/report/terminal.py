@@ -178,13 +178,12 @@ def _verdicts(report: Report, console: Console) -> None:
     if wide:
         table.add_column("adjusted", no_wrap=True)
         table.add_column("why", overflow="fold", ratio=1)
-    before = None
-    for v in report.verdicts:
-        new = (v.session, v.pair) != before
-        if new and before is not None:
+    for i, verdicts in enumerate(words.by_comparison(report)):
+        if i:
             table.add_row()
-        before = (v.session, v.pair)
-        table.add_row(*_verdict_cells(v, _against(v, report) if new else "", wide=wide))
+        for v in verdicts:
+            title = _against(v, report) if v is verdicts[0] else ""
+            table.add_row(*_verdict_cells(v, title, wide=wide))
     console.print(table, width=_width(console))
     for gate in report.overrides:
         _say(console, f"gate {gate.gate} was overridden: {gate.text}", "magenta", "  ")

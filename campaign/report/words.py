@@ -42,7 +42,7 @@ REASON: Mapping[str, str] = {
     "failed_requests": "failed requests",
     "mixed_rate_definition": "two rate definitions",
     "mixed_simulated": "simulated beside measured",
-    "partial": "still running",
+    "partial": "not all measured yet",
     "client_lag": "client lag",
     "established": "first of its kind",
     "screen": "screen only: no boot prior",
@@ -196,6 +196,14 @@ def sentence(v: Verdict, labels: Mapping[str, str]) -> str:
     return f"{b} {claim} {a} {span} - {v.verdict}{surprise}{why}{adjusted}"
 
 
+def by_comparison(report: Report) -> tuple[tuple[Verdict, ...], ...]:
+    """Verdicts of one comparison together, the deciding metric first."""
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    for v in report.verdicts:
+        found.setdefault((v.session, v.pair), []).append(v)
+    return tuple(tuple(sorted(vs, key=lambda v: not v.primary)) for vs in found.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
     """What one ladder or pair came to."""
@@ -244,14 +252,15 @@ def _ladder_text(name: str, verdicts: Sequence[Verdict], labels: Mapping[str, st
     same = {(v.verdict, v.verdict_adjusted, v.a, v.metric, (v.ratio or 0) >= 1) for v in verdicts}
     if len(same) > 1 or first.verdict not in {"faster", "slower", "higher", "lower"} or first.ratio is None:
         return ""
-    if first.verdict_adjusted not in {None, first.verdict} or any(v.reasons for v in verdicts):
+    if first.verdict_adjusted not in {None, first.verdict} or len({v.reasons for v in verdicts}) > 1:
         return ""
     parts = []
     for v in verdicts:
         size, span, _ = _turned(v)
         parts.append(f"{arm(v.b, labels).removeprefix(f'{name} ')} by {size} % {span}")
     claim = (_MORE if first.ratio >= 1 else _LESS)[first.metric].replace("{} % ", "")
-    return f"every rung {claim} {arm(first.a, labels)}: {', '.join(parts)} - {first.verdict}"
+    why = f" ({reasons(first.reasons)})" if first.reasons else ""
+    return f"every rung {claim} {arm(first.a, labels)}: {', '.join(parts)} - {first.verdict}{why}"
 
 
 def speculation_text(s: Speculation, labels: Mapping[str, str]) -> str:
