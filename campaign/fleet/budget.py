@@ -16,6 +16,7 @@ from campaign.budget.machine import GATES, Decision, LeaseAsk, Limits, Terms, Tr
 from campaign.clock import Clock
 from campaign.cloud.base import NodeHandle, Quote
 from campaign.errors import LedgerError, UserError
+from campaign.ledger.canon import check
 from campaign.ledger.events import PHASES, Event, NewEvent
 from campaign.ledger.journal import Ledger
 from campaign.ledger.state import Lease, RunState, apply, fold
@@ -374,6 +375,7 @@ class BudgetController:
         # The fold refuses what contradicts the ledger; asked before writing, since nothing can be taken back.
         trial, now = self._state, self._clock.utc_ns()
         for event in events:
+            check(event)
             if event.source_seq is None:
                 draft = Event(
                     trial.seq + 1, now, event.type, event.source, 0, event.session, event.payload, "", ""
