@@ -9,9 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-CHAT = tuple(
-    paragraph.replace("\n", " ")
-    for paragraph in """\
+_CHAT = """\
 A bakery sells bread in the morning and cake in the afternoon. The oven is small, and only one kind fits
 at a time. Suggest an order of work for the day, and explain in plain words why it saves time.
 
@@ -71,8 +69,8 @@ which lock it belongs to, beginning with what the key itself can tell.
 
 A school wants to plant twelve trees in its yard next spring. Write a short plan with the main steps from
 now until then, and name the one decision that should not be put off.\
-""".split("\n\n")
-)
+"""
+CHAT = tuple(paragraph.replace("\n", " ") for paragraph in _CHAT.split("\n\n"))
 """Prompts of `quickstart-chat`."""
 
 HEALTH = (
