@@ -294,6 +294,8 @@ def step_counts(d: Delta, completion: int | None, source: str = "metrics") -> St
         if undrafted < 0:
             steps = undrafted = None
             reasons = (*reasons, "out_of_range")
+    elif not set(reasons) - {"no_drafts"}:
+        reasons = (*reasons, "absent")
     return StepCounts(
         steps=steps,
         drafts=d.drafts,
