@@ -76,7 +76,7 @@ def _strongest(draft: Draft, blocker: str | None, *, on_gpus: bool) -> tuple[Pla
     count = {2: "both arms fit"}.get(len(draft.arms), f"all {len(draft.arms)} arms fit")
     if blocker is None:
         where = "on GPUs of their own" if on_gpus else "on the CPU"
-        return "alternated", f"{count} on the node at once, {where}, so its drift meets each alike"
+        return "alternated", f"{count} on the node at once, {where}, so drift hits all alike"
     if draft.boots >= 2:
         return "blocks", f"{blocker}, and {draft.boots} boots an arm allow A B B A by boot"
     return "bracketed", f"{blocker}, and one boot an arm leaves A B between anchors, the weakest design"

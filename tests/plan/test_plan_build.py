@@ -1,6 +1,7 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from campaign.plan.admit import admit, require_admitted
 from campaign.plan.cost import Lease, Price, declared_prices
 from campaign.plan.outline import Outline, outline
 from campaign.plan.power import Prior, default_prior, resolvable, session_boot_df
+from campaign.spec.load import load
+from campaign.spec.models import Ladder
 
 METRICS = ("step_ms", "accept_len", "decode_tok_s", "ttft_ms")
 
@@ -75,6 +78,23 @@ def test_no_anchor_between_where_it_is_not_wanted_or_not_cheap(quickstart, plann
     for sets in (("anchor.between=false",), ("arms.plain.estimate={boot_s: 11}",)):
         names = [g.name for g in planned(quickstart(*sets)).sessions[0].groups]
         assert names == ["anchor.first", "pair.aa", "pair.kv", "ladder.depth", "anchor.last"]
+
+
+def test_the_shipped_quickstart_plans_within_its_cap_and_without_a_warning(planned):
+    spec = load(Path(__file__).parents[2] / "experiments.yaml", env={}).spec
+    plan = planned(spec)
+    (main,) = plan.sessions
+    assert plan.admitted == ("main",)
+    assert plan.warnings == ()
+    assert {g.design for g in main.groups if g.kind != "anchor"} == {"alternated"}
+    groups = [*spec.pairs.values(), *spec.ladders.values()]
+    measured = [g.boots * (len(g.values) + 1 if isinstance(g, Ladder) else 2) for g in groups]
+    assert main.boots == sum(measured) + (len(groups) + 1) * spec.anchor.boots == 40
+    slots = sum(m * spec.workloads[g.workload].n for m, g in zip(measured, groups, strict=True))
+    anchors = (len(groups) + 1) * spec.anchor.boots * spec.workloads[spec.anchor.workload].n
+    assert main.requests == main.boots + slots + anchors
+    assert len(main.comparisons) == len(spec.pairs) + 2 * len(spec.ladders["depth"].values) - 1
+    assert 4 * 60 < main.seconds < 12 * 60
 
 
 # --- designs
@@ -282,7 +302,7 @@ def test_a_prior_from_earlier_rows_is_used_and_named(quickstart, planned):
     quiet = Prior(**{k: dict.fromkeys(METRICS, 0.001) for k in ("slot_sd", "boot_sd", "residual_sd")})
     loud, still = planned(quickstart()), planned(quickstart(), prior=quiet)
     assert {p.source for p in still.power} == {"prior"}
-    assert all(s.resolvable_pct < l.resolvable_pct for s, l in zip(still.power, loud.power, strict=True))
+    assert all(s.resolvable_pct < p.resolvable_pct for s, p in zip(still.power, loud.power, strict=True))
 
 
 def test_gpu_nodes_take_the_gpu_components(rented, planned):
