@@ -11,6 +11,7 @@ from campaign.analysis.conclude import Conclusions, conclude
 from campaign.budget.spend import spend, spend_json
 from campaign.ledger.lock import holder
 from campaign.ledger.state import RunState
+from campaign.money import usd
 from campaign.plan.model import CampaignPlan
 from campaign.report import facts, queries
 from campaign.report.model import Report, Source, verdict_key
@@ -31,13 +32,13 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
     now = _now(state, running=status == "running", given=now_utc_ns)
     rows = run.requests(valid_only=False).rows()
     valid = run.requests().rows()
-    money = spend(state, now)
+    money = spend(state, now, answered=facts.answered(plan, state))
     found = conclude(
         valid,
         plan,
         declared_boot_sd=spec.statistics.boot_sd,
         confidence=spec.statistics.confidence,
-        usd_by_group=facts.usd_by_group(state, now),
+        usd_by_group={key: usd(amount) for key, amount in money.groups.items()},
         partial=status != "finished",
         anchor=spec.anchor,
         overridden={s.name: _overridden(state, s.name) for s in plan.sessions},
@@ -67,10 +68,11 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         speculation=found.speculation,
         ladders=facts.ladders(spec, plan),
         spend=spend_json(money),
-        spend_points=facts.spend_points(state, now),
-        plan_actual=facts.plan_actual(plan, state, rows, valid, now),
+        spend_points=facts.spend_points(money),
+        plan_actual=facts.plan_actual(plan, state, money, rows, valid),
         gates=facts.gates(events),
-        warnings=facts.warnings(plan, state),
+        warnings=facts.warnings(state),
+        plan_warnings=tuple(facts.plain(w) for w in plan.warnings),
         labels=facts.labels(plan),
         sources=_sources(
             found, plan, valid, {t: sum(e.type == t for e in events) for t in (*_MONEY, "boot_ready")}

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from campaign.budget.machine import cost
+from campaign.budget.spend import Interval, Spend
 from campaign.ledger.events import Event
-from campaign.ledger.state import Lease, RunState
-from campaign.money import bill, usd
-from campaign.plan.model import CampaignPlan, SessionPlan
+from campaign.ledger.state import RunState
+from campaign.money import usd
+from campaign.plan.model import CampaignPlan
 from campaign.report.model import (
     AnchorTime,
     BootFact,
@@ -23,7 +23,7 @@ from campaign.report.model import (
 from campaign.spec.models import Spec
 from campaign.store.row import RequestRow
 
-_POINTS = 80
+_POINTS = 120
 
 
 def plain(text: object) -> str:
@@ -160,96 +160,69 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def spent_usd(leases: Iterable[Lease], at_utc_ns: int) -> float | None:
-    """Dollars settled or accrued at a moment; None where a price is unreadable."""
-    total = 0
-    for lease in leases:
-        if lease.billing_from_utc_ns > at_utc_ns:
-            continue
-        over = lease.settled and (lease.until_utc_ns or 0) <= at_utc_ns
-        amount = lease.settled_usd if over else cost(_unsettled(lease), at_utc_ns)
-        if amount is None:
-            return None
-        total += amount
-    return usd(total)
-
-
-def _unsettled(lease: Lease) -> Lease:
-    from dataclasses import replace
-
-    return replace(lease, settled=False, settled_usd=None, until_utc_ns=None)
-
-
-def usd_by_group(state: RunState, now_utc_ns: int) -> dict[tuple[str, str], float]:
-    """(session, group) -> dollars of the time marked with the group, its boots and warm-up included.
-
-    A mark lasts until the lease's next mark or its end. What nothing is marked with (setup, teardown) is
-    nobody's.
-    """
-    found: dict[tuple[str, str], int] = {}
-    for lease in state.leases.values():
-        if lease.usd_per_hour is None or lease.session is None:
-            continue
-        end = lease.until_utc_ns if lease.until_utc_ns is not None else now_utc_ns
-        for mark, following in zip(lease.marks, [*(m.at_utc_ns for m in lease.marks[1:]), end], strict=True):
-            if mark.group is not None:
-                key = (lease.session, mark.group)
-                found[key] = found.get(key, 0) + bill(lease.usd_per_hour, following - mark.at_utc_ns)
-    return {key: usd(amount) for key, amount in found.items()}
-
-
-def spend_points(state: RunState, until_utc_ns: int) -> tuple[SpendPoint, ...]:
-    """Money over time: evenly spaced moments, and every mark where a lease begins or ends."""
-    leases = list(state.leases.values())
-    if not leases:
+def spend_points(money: Spend) -> tuple[SpendPoint, ...]:
+    """The running total over the billed intervals of all leases, thinned to what a plot can show."""
+    if not money.intervals:
         return ()
-    start = min(x.billing_from_utc_ns for x in leases)
-    step = max(1, (until_utc_ns - start) // _POINTS)
-    moments = {start, until_utc_ns, *range(start, until_utc_ns, step)}
-    moments |= {x.until_utc_ns for x in leases if x.until_utc_ns is not None}
-    points = ((t, spent_usd(leases, t)) for t in sorted(moments))
-    return tuple(SpendPoint(t, amount) for t, amount in points if amount is not None)
+    moments = sorted({t for i in money.intervals for t in (i.start_utc_ns, i.end_utc_ns)})
+    if len(moments) > _POINTS:
+        kept = range(0, len(moments), -(-len(moments) // _POINTS))
+        moments = [*(moments[i] for i in kept), moments[-1]]
+    return tuple(
+        SpendPoint(t, usd(sum(_until(i, t) for i in money.intervals))) for t in dict.fromkeys(moments)
+    )
+
+
+def _until(interval: Interval, at_utc_ns: int) -> int:
+    """Micro-dollars of an interval up to a moment inside or outside it."""
+    length = interval.end_utc_ns - interval.start_utc_ns
+    passed = min(max(at_utc_ns - interval.start_utc_ns, 0), length)
+    return interval.usd * passed // length if length else interval.usd
+
+
+def answered(plan: CampaignPlan, state: RunState) -> int:
+    """Comparisons whose rounds are all committed."""
+    done = {s.name: frozenset(state.done(s.name)) for s in plan.sessions}
+    return sum(
+        all(r.id in done[s.name] for g in s.groups if g.name == c.group for r in g.rounds)
+        for s in plan.sessions
+        for c in s.comparisons
+    )
 
 
 def plan_actual(
-    plan: CampaignPlan,
-    state: RunState,
-    rows: Sequence[RequestRow],
-    valid: Sequence[RequestRow],
-    now_utc_ns: int,
+    plan: CampaignPlan, state: RunState, money: Spend, rows: Sequence[RequestRow], valid: Sequence[RequestRow]
 ) -> tuple[PlanActual, ...]:
     """One for each planned session. rows: all of them; valid: those analysis uses."""
     sent = Counter(r.session for r in measured(rows))
     kept = Counter(r.session for r in measured(valid))
-    return tuple(_session(s, state, sent[s.name], kept[s.name], now_utc_ns) for s in plan.sessions)
+    spent = {s.session: s for s in money.sessions}
+    found = []
+    for s in plan.sessions:
+        own = spent.get(s.name)
+        found.append(
+            PlanActual(
+                session=s.name,
+                minutes_planned=s.seconds / 60,
+                minutes=None if own is None else own.hours * 60,
+                boots_planned=s.boots,
+                boots=sum(1 for b in state.boots.values() if b.session == s.name and b.boot_ns is not None),
+                requests_planned=sum(len(r.sequence) for g in s.groups for r in g.rounds),
+                requests=kept[s.name],
+                requests_void=sent[s.name] - kept[s.name],
+                possibly_spent=sum(r.possibly_spent for r in state.rounds.values() if r.session == s.name),
+                usd_expected=usd(s.usd_expected),
+                usd=None if own is None else usd(own.settled_usd + own.accrued_usd),
+            )
+        )
+    return tuple(found)
 
 
-def _session(s: SessionPlan, state: RunState, sent: int, kept: int, now_utc_ns: int) -> PlanActual:
-    leases = [x for x in state.leases.values() if x.session == s.name]
-    lasted = sum((x.until_utc_ns or now_utc_ns) - x.billing_from_utc_ns for x in leases)
-    return PlanActual(
-        session=s.name,
-        minutes_planned=s.seconds / 60,
-        minutes=lasted / 60e9 if leases else None,
-        boots_planned=s.boots,
-        boots=sum(1 for b in state.boots.values() if b.session == s.name and b.boot_ns is not None),
-        requests_planned=sum(len(r.sequence) for g in s.groups for r in g.rounds),
-        requests=kept,
-        requests_void=sent - kept,
-        possibly_spent=sum(r.possibly_spent for r in state.rounds.values() if r.session == s.name),
-        usd_expected=usd(s.usd_expected),
-        usd=spent_usd(leases, now_utc_ns) if leases else None,
-    )
-
-
-def warnings(plan: CampaignPlan, state: RunState) -> tuple[str, ...]:
-    """What a careful reader should know: the plan's own warnings, refusals, nodes not proven gone, voids."""
+def warnings(state: RunState) -> tuple[str, ...]:
+    """What a careful reader should know: refusals, nodes not proven gone, rounds voided or done again."""
     said = [
-        *(plain(w) for w in plan.warnings),
-        *(
-            f"Session {r.get('session')} was refused a lease on {r.get('node')}: {plain(r.get('why'))}."
-            for r in state.refused
-        ),
+        f"Session {r.get('session')} was refused a lease on {r.get('node')}: {plain(r.get('why'))}."
+        for r in state.refused
     ]
     for lease in state.open_leases:
         if lease.unreachable_since_utc_ns is not None:

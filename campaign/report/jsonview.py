@@ -87,7 +87,7 @@ def report_json(report: Report) -> dict[str, Any]:
         ],
         "gates": [_gate(g) for g in report.gates if g.what == "tripped"],
         "overrides": [_gate(g) for g in report.overrides],
-        "warnings": list(report.warnings),
+        "warnings": [*report.warnings, *report.plan_warnings],
         "sources": {
             k: {"query": s.query, "language": s.language, "n": s.n, "unit": s.unit}
             for k, s in report.sources.items()

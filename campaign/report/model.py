@@ -157,6 +157,9 @@ class Report:
     plan_actual: tuple[PlanActual, ...]
     gates: tuple[GateFact, ...]
     warnings: tuple[str, ...]
+    """What happened: refusals, nodes not proven gone, rounds voided or done again."""
+    plan_warnings: tuple[str, ...] = ()
+    """What the plan said before: mostly rules finer than n and boots can resolve."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Arm name -> what it is, where the name alone does not say it (`kv.b`: `kv_dtype q8_0`)."""
     sources: Mapping[str, Source] = field(default_factory=dict)

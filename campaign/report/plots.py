@@ -345,8 +345,9 @@ def _spend_plot(report: Report) -> Plot | None:
     y = [p.usd for p in report.spend_points]
     axes.fill_between(x, y, color=_A, alpha=0.14, linewidth=0)
     axes.plot(x, y, color=_A, linewidth=1.6)
-    cap = report.spend["cap_usd"]
-    axes.axhline(cap, color=_B, linewidth=1.4, linestyle="--")
+    cap = report.spend["cap_usd"] or 0
+    if cap:
+        axes.axhline(cap, color=_B, linewidth=1.4, linestyle="--")
     axes.annotate(
         f"cap {words.dollars(cap)}",
         (0, cap),

@@ -22,6 +22,7 @@ STYLE = {
 }
 _WIDE = 104
 _MAX = 132
+_FEW = 3
 
 
 def render(report: Report, console: Console) -> None:
@@ -282,6 +283,12 @@ def _notes(report: Report, console: Console) -> None:
         _heading(console, "Warnings")
         for warning in report.warnings:
             _say(console, warning, "yellow", "- ")
+    if report.plan_warnings:
+        _heading(console, "Warnings of the plan")
+        for warning in report.plan_warnings[:_FEW]:
+            _say(console, warning, "dim", "- ")
+        if len(report.plan_warnings) > _FEW:
+            _say(console, f"and {len(report.plan_warnings) - _FEW} more in report.json", "dim", "- ")
     console.print()
     for n in report.nodes:
         where = f", {n.node_id}" if n.node_id else ""

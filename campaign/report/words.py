@@ -126,6 +126,8 @@ def dollars(value: float | None) -> str:
     """`$1.23`; four decimals below ten cents, because small campaigns are measured too."""
     if value is None:
         return "–"
+    if 0 < value < 0.00005:
+        return "<$0.0001"
     return f"${value:,.2f}" if abs(value) >= 0.1 or value == 0 else f"${value:.4f}"
 
 
@@ -283,7 +285,7 @@ def speculation_text(s: Speculation, labels: Mapping[str, str]) -> str:
     known = [w for w in s.widths if w.break_even_accept_len is not None and w.depth]
     if known:
         parts.append(
-            f"Above its break-even tokens per step: {', '.join(pays)}."
+            f"Tokens per step lie above break-even at {', '.join(pays)} (estimates; the verdict is on decode rate)."
             if pays
             else "No width reaches its break-even tokens per step."
         )
@@ -293,12 +295,17 @@ def speculation_text(s: Speculation, labels: Mapping[str, str]) -> str:
 
 
 def spend_text(report: Report) -> str:
-    """Settled, committed, cap and measured share in one sentence."""
+    """Spent, cap, what may still come, measured share and price of an answer in one sentence."""
     spend = report.spend
-    text = f"{dollars(spend['settled_usd'])} settled"
-    if spend["committed_usd"] != spend["settled_usd"]:
-        text += f", {dollars(spend['committed_usd'])} committed"
-    text += f" of a cap of {dollars(spend['cap_usd'])}"
+    spent, cap = spend["spent_usd"], spend["cap_usd"]
+    text = f"{dollars(spent)} spent"
+    if cap:
+        text += f" of a cap of {dollars(cap)} ({number(spent / cap * 100, 2)} %)"
+    if not spend["final"]:
+        worst = spend["committed_usd"]
+        text += f", still billing: {'unknown' if worst is None else dollars(worst)} at worst"
     if spend["measured_share"] is not None:
         text += f"; {spend['measured_share'] * 100:.0f} % of it measuring"
+    if spend.get("usd_per_verdict"):
+        text += f"; {dollars(spend['usd_per_verdict'])} per comparison answered"
     return text + "."

@@ -154,6 +154,8 @@ def make_report(**changes) -> Report:
             "cap_usd": 0.1,
             "committed_usd": 0.046,
             "settled_usd": 0.046,
+            "spent_usd": 0.046,
+            "final": True,
             "measured_share": 0.61,
             "phases": {"provision": 0.0, "setup": 0.002, "load": 0.008, "warmup": 0.003, "anchor": 0.004,
                        "measure": 0.028, "idle": 0.0005, "teardown": 0.0005, "lost": 0.0},

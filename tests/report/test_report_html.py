@@ -141,7 +141,7 @@ def test_marks(build, override):
 def test_empty(build):
     text = html.render(
         build(verdicts=(), anchors=(), speculation=(), plan_actual=(), boots=(), spend_points=(), anchor_times=(),
-              sources={}, spend={"cap_usd": 1.0, "committed_usd": 0.1, "settled_usd": 0.0, "measured_share": None,
+              sources={}, spend={"cap_usd": 1.0, "committed_usd": 0.1, "settled_usd": 0.0, "spent_usd": 0.0, "final": False, "measured_share": None,
                                  "phases": {}, "sessions": []})  # fmt: skip
     )
     assert "No comparison has rows yet" in text

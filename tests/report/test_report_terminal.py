@@ -78,7 +78,7 @@ def test_trips_and_overrides_stand_at_the_top_and_beside_the_verdicts(build, tri
 
 def test_an_empty_report_is_still_a_report(build):
     text = shown(build(verdicts=(), anchors=(), speculation=(), plan_actual=(), boots=(), partial=True, status="running",
-                       spend={"cap_usd": 1.0, "committed_usd": 0.1, "settled_usd": 0.0, "measured_share": None,
+                       spend={"cap_usd": 1.0, "committed_usd": 0.1, "settled_usd": 0.0, "spent_usd": 0.0, "final": False, "measured_share": None,
                               "phases": {}, "sessions": []}))  # fmt: skip
     assert "No comparison has rows yet." in text
     assert "Nothing has been spent." in text
