@@ -190,7 +190,9 @@ def _error_of(value: Any, default: str) -> tuple[str, str]:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A count that a server could mean; anything else is unknown."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < 2**31 else None
 
 
 def _usage(raw: dict[str, Any] | None) -> Usage | None:

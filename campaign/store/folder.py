@@ -151,6 +151,8 @@ class FolderStore:
         Raises StoreError for damage that no crash explains, and for a journal that a live process writes.
         """
         self._sweep()
+        for writer in self._open.values():
+            writer.close()
         found = []
         for path in sorted(self.run_dir.cell_journals.glob("*.jsonl")):
             with JsonLines(path) as journal:

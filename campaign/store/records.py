@@ -21,9 +21,22 @@ _REQUIRED: Final = frozenset(
 
 
 def to_record(row: RequestRow) -> dict[str, Any]:
-    """A row as plain JSON and Arrow values."""
-    record = {name: getattr(row, name) for name in HINTS}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in record.items()}
+    """A row as plain JSON and Arrow values.
+
+    A lone surrogate in text from a server has no UTF-8 form and becomes U+FFFD. Raises StoreError for a
+    whole number that int64 cannot hold.
+    """
+    return {name: _plain(name, getattr(row, name)) for name in HINTS}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise StoreError(f"{name} = {value} does not fit 64 bits")
+    return value
 
 
 def to_row(record: Mapping[str, Any], place: str) -> RequestRow:
