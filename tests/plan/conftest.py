@@ -4,12 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import CampaignPlan
 from campaign.spec.load import load_bytes
 from campaign.spec.models import Spec
+
+# Wall-clock limits on an example say something about the machine's load, not about the code.
+settings.register_profile("plan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("plan")
 
 QUICKSTART = """\
 version: 1
