@@ -71,10 +71,11 @@ class Child:
 
     def poll(self) -> bool:
         """Whether the server is alive. Afterwards `status` is known where it ended."""
-        if self._guard.poll() is None:
-            return procfs.state(self.pid) not in {None, "Z", "X"}
+        if procfs.state(self.pid) not in {None, "Z", "X"} and self._guard.poll() is None:
+            return True
         if self.status is None:
-            self.status = self._read_line(0).get("status", self._guard.returncode)
+            # The guard reports as soon as it has reaped; a guard that was killed never does.
+            self.status = self._read_line(1.0).get("status", self._guard.poll())
         return False
 
     def pids(self) -> list[int]:

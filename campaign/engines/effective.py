@@ -83,7 +83,7 @@ def log_differences(log: str, env: Mapping[str, str], args: Sequence[str]) -> tu
         if line:
             out.append(Difference(f"env {name}", value, f"not so, says the log: {line.strip()}"))
     for flag, value in _flags(args):
-        words = re.escape(flag.lstrip("-")).replace(r"\-", "[-_ ]").replace("_", "[-_ ]")
+        words = "[-_ ]".join(re.escape(word) for word in re.split("[-_]", flag.lstrip("-")))
         word = re.compile(rf"(?i)(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])")
         for line in lines:
             if not word.search(line):

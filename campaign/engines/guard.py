@@ -154,8 +154,11 @@ def main(args: list[str]) -> int:
         if wake_read in ready and any(b != signal.SIGCHLD for b in os.read(wake_read, 4096)):
             break
         status = _reap(server)
-    rest = _end_tree(server, grace_s)
-    status = rest if status is None else status
+    if status is not None:
+        say({"status": status})  # before its children are ended, which may take the grace
+        _end_tree(server, grace_s)
+        return status if status >= 0 else 128 - status
+    status = _end_tree(server, grace_s)
     say({"status": status})
     if status is None:
         return 1
