@@ -6,19 +6,18 @@ through everything that refers to it.
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from campaign.errors import Problem, SpecError
-from campaign.spec.compare import ladders, pairs
+from campaign.spec.compare import env_problems, ladders, pairs
 from campaign.spec.fits import ACCELERATORS, fits
 from campaign.spec.models import Arm, AttachNode, Runtime, SkyNode
 from campaign.spec.parts import Parts
 from campaign.spec.problems import did_you_mean
 from campaign.spec.resolve import inherited
-from campaign.spec.tree import SECRET
 
 _PINNED = re.compile(r"==|@ |\.whl$")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NEEDS_MODEL = frozenset({"llamacpp", "sglang", "vllm"})
 
 
@@ -121,26 +120,36 @@ def _runtimes(parts: Parts) -> Iterator[Problem]:
 
 
 def _arms(parts: Parts) -> Iterator[Problem]:
+    for key in _in_circles(parts):
+        chain = [key]
+        while (parent := parts.arms[chain[-1]].from_) is not None and parent != key:
+            chain.append(parent)
+        why = f"inherits from itself ({' from '.join([*chain, key])})"
+        yield parts.problem(("arms", key, "from"), why, "break the circle")
     for key, arm in parts.arms.items():
-        for name in arm.env:
-            path = ("arms", key, "env", name)
-            if not _ENV_NAME.fullmatch(name):
-                yield parts.problem(path, "is not a name of a variable", "use letters, digits and _", "")
-            elif SECRET.search(name):
-                yield parts.problem(
-                    path, "is a secret that would be stored with the run", "keep it out of the file", ""
-                )
-        try:
+        yield from env_problems(parts, ("arms", key, "env"), arm.env)
+        with suppress(SpecError):  # a circle, or a parent that is unknown or invalid: it has its own problem
             resolved = inherited(parts.arms, key)
-        except SpecError as error:
-            found = error.problems[0]
-            if found.field.endswith(".from"):
-                yield parts.problem(("arms", key, "from"), found.why, found.fix)
-            continue  # an unknown or invalid parent has its own problem
-        problems = list(_whole_arm(parts, key, resolved))
-        yield from problems
-        if not problems:
-            parts.resolved[key] = resolved
+            problems = list(_whole_arm(parts, key, resolved))
+            if not problems:
+                parts.resolved[key] = resolved
+            elif arm.from_ is None or not list(_whole_arm(parts, key, inherited(parts.arms, arm.from_))):
+                yield from problems  # else the parent has the same one
+
+
+def _in_circles(parts: Parts) -> Iterator[str]:
+    """The first arm, in the file's order, of every circle of `from`."""
+    done: set[str] = set()
+    for start in parts.arms:
+        trail: list[str] = []
+        at: str | None = start
+        while at is not None and at in parts.arms and at not in done:
+            done.add(at)
+            trail.append(at)
+            at = parts.arms[at].from_
+        if at in trail:
+            circle = trail[trail.index(at) :]
+            yield next(name for name in parts.arms if name in circle)
 
 
 def _whole_arm(parts: Parts, key: str, arm: Arm) -> Iterator[Problem]:

@@ -1,6 +1,7 @@
 """Rules of ladders and pairs: each compares two configurations that exist and differ."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,6 +11,19 @@ from campaign.spec.models import Arm, Ladder, Pair
 from campaign.spec.parts import Parts
 from campaign.spec.problems import did_you_mean
 from campaign.spec.resolve import NoSuchField, arm_hash, field_adapter, with_fields
+from campaign.spec.tree import SECRET
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def env_problems(parts: Parts, at: tuple[str, ...], names: Iterable[str]) -> Iterator[Problem]:
+    """Names of environment variables that no process can have, or whose values must not be stored."""
+    for name in names:
+        if not _ENV_NAME.fullmatch(name):
+            yield parts.problem((*at, name), "is not the name of a variable", "use letters, digits and _", "")
+        elif SECRET.search(name):
+            why = f"{name} is a secret that would be stored with the run"
+            yield parts.problem((*at, name), why, "keep it out of the file", "")
 
 
 def ladders(parts: Parts) -> Iterator[Problem]:
@@ -24,6 +38,8 @@ def ladders(parts: Parts) -> Iterator[Problem]:
         except NoSuchField as error:
             yield parts.problem((*at, "field"), error.why, did_you_mean(ladder.field, error.known))
             continue
+        if ladder.field.startswith("env."):
+            yield from env_problems(parts, (*at, "field"), [ladder.field.removeprefix("env.")])
         for i, value in enumerate(ladder.values):
             try:
                 read.append(adapter.dump_python(adapter.validate_python(value), mode="json"))
@@ -115,6 +131,7 @@ def _varied(parts: Parts, key: str, pair: Pair, vary: Mapping[str, Any]) -> Iter
         yield parts.problem(at, error.problems[0].why, "vary the whole field, e.g. {speculation: {...}}")
         return
     problems = [p for r in read.items() for p in _named(parts, at, *r)]
+    problems += env_problems(parts, at, b.env.keys() - a.env.keys())
     yield from problems or _same(parts, at, a, b)
 
 

@@ -19,58 +19,76 @@ class _Use:
     """An arm as a session uses it."""
 
     where: tuple[str, ...]
+    """The anchor, ladder or pair."""
     label: str
+    source: str
+    """The arm of the file; another than `label` where fields are varied."""
     arm: Arm
     workload: Workload | None
     concurrency: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """What a use is short of: the worst of one path is reported, once."""
+
+    path: tuple[str, ...]
+    need: int
+    why: str
+    fix: str
+
+
 def fits(parts: Parts) -> Iterator[Problem]:
     """Every arm of every session fits its node, its workload and its concurrency."""
-    seen = set()
+    worst: dict[tuple[str, ...], _Lack] = {}
     for session in parts.sessions.values():
         node = parts.nodes.get(session.node)
         for use in _uses(parts, session):
-            for problem in (_gpus(parts, session.node, node, use), _context(parts, use), _room(parts, use)):
-                if problem is not None and problem not in seen:
-                    seen.add(problem)
-                    yield problem
+            for lack in (_gpus(session.node, node, use), _context(parts, use), _room(use)):
+                if lack is not None and (lack.path not in worst or worst[lack.path].need < lack.need):
+                    worst[lack.path] = lack
+    for lack in worst.values():
+        yield parts.problem(lack.path, lack.why, lack.fix)
 
 
 def _uses(parts: Parts, session: Session) -> Iterator[_Use]:
     anchor = parts.anchor
     if anchor is not None and anchor.arm in parts.resolved:
         arm = parts.resolved[anchor.arm]
-        yield _Use(("anchor",), anchor.arm, arm, parts.workloads.get(anchor.workload), 1)
+        yield _Use(("anchor",), anchor.arm, anchor.arm, arm, parts.workloads.get(anchor.workload), 1)
     for name in session.ladders:
         ladder = parts.ladders.get(name)
-        for label in () if ladder is None else dict.fromkeys((ladder.base, ladder.from_ or ladder.base)):
-            if ladder is not None and label in parts.resolved:
-                workload = parts.workloads.get(ladder.workload)
-                yield _Use(("ladders", name), label, parts.resolved[label], workload, ladder.concurrency)
+        if ladder is not None:
+            workload = parts.workloads.get(ladder.workload)
+            for label in dict.fromkeys((ladder.base, ladder.from_ or ladder.base)):
+                if label in parts.resolved:
+                    arm = parts.resolved[label]
+                    yield _Use(("ladders", name), label, label, arm, workload, ladder.concurrency)
     for name in session.pairs:
         pair = parts.pairs.get(name)
         if pair is not None:
             in_flight = pair.concurrency
             most = max(in_flight, default=1) if isinstance(in_flight, tuple) else in_flight
-            for label, arm in _sides(parts, name):
-                yield _Use(("pairs", name), label, arm, parts.workloads.get(pair.workload), most)
+            workload = parts.workloads.get(pair.workload)
+            for label, source, arm in _sides(parts, name):
+                yield _Use(("pairs", name), label, source, arm, workload, most)
 
 
-def _sides(parts: Parts, name: str) -> Iterator[tuple[str, Arm]]:
+def _sides(parts: Parts, name: str) -> Iterator[tuple[str, str, Arm]]:
+    """(label, arm of the file, configuration) of both sides."""
     pair = parts.pairs[name]
     a = parts.resolved.get(pair.a)
     if a is not None:
-        yield pair.a, a
+        yield pair.a, pair.a, a
         changes = parts.values.get(("pairs", name, "vary"))
         if changes:
             with suppress(SpecError):  # it has a problem of its own
-                yield f"{name}.b", with_fields(a, changes)
-    if pair.b in parts.resolved:
-        yield pair.b, parts.resolved[pair.b]
+                yield f"{name}.b", pair.a, with_fields(a, changes)
+    if pair.b is not None and pair.b in parts.resolved:
+        yield pair.b, pair.b, parts.resolved[pair.b]
 
 
-def _gpus(parts: Parts, name: str, node: Node | None, use: _Use) -> Problem | None:
+def _gpus(name: str, node: Node | None, use: _Use) -> _Lack | None:
     if node is None or use.arm.tp is None:
         return None
     if isinstance(node, LocalNode | AttachNode):
@@ -83,27 +101,27 @@ def _gpus(parts: Parts, name: str, node: Node | None, use: _Use) -> Problem | No
         have, fix, at = int(match[1]), "rent more, or lower tp", ("nodes", name, "accelerators")
     if use.arm.tp <= have:
         return None
-    return parts.problem(at, f"has {have} GPUs and arm {use.label} needs {use.arm.tp} (tp)", fix)
+    return _Lack(at, use.arm.tp, f"has {have} GPUs and arm {use.label} needs {use.arm.tp} (tp)", fix)
 
 
-def _context(parts: Parts, use: _Use) -> Problem | None:
+def _context(parts: Parts, use: _Use) -> _Lack | None:
     if use.workload is None or use.arm.context is None:
         return None
-    prompt = use.workload.tokens[1] if use.workload.tokens else 1
-    need = prompt + use.workload.max_tokens
+    need = (use.workload.tokens[1] if use.workload.tokens else 1) + use.workload.max_tokens
     if use.arm.context >= need:
         return None
     why = f"arm {use.label} has a context of {use.arm.context} tokens, and prompt plus output take {need}"
-    return parts.problem(use.where, why, f"raise its `context` to at least {need}")
+    same = use.arm.context == parts.resolved[use.source].context
+    path = parts.owner(use.source, "context") if same else (*use.where, "vary")
+    return _Lack(path, need, why, f"raise `context` to at least {need}")
 
 
-def _room(parts: Parts, use: _Use) -> Problem | None:
+def _room(use: _Use) -> _Lack | None:
     limit = use.arm.max_running_requests
     if limit is None or use.concurrency <= limit:
         return None
     why = (
         f"has {use.concurrency} requests in flight, and arm {use.label} runs {limit} at once: the rest queue"
     )
-    return parts.problem(
-        (*use.where, "concurrency"), why, f"raise its `max_running_requests` to {use.concurrency}"
-    )
+    fix = f"raise its `max_running_requests` to {use.concurrency}"
+    return _Lack((*use.where, "concurrency"), use.concurrency, why, fix)

@@ -42,6 +42,17 @@ class Parts:
     values: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Filled by `check`: ladder values and varied fields, read by the type of their field."""
 
+    def owner(self, arm: str, name: str) -> tuple[str, ...]:
+        """Path of the field of an arm, in the arm that writes it."""
+        at: str | None = arm
+        seen: set[str] = set()
+        while at is not None and at in self.arms and at not in seen:
+            seen.add(at)
+            if name in self.arms[at].model_fields_set:
+                return ("arms", at, name)
+            at = self.arms[at].from_
+        return ("arms", arm)
+
     def problem(self, path: tuple[str | int, ...], why: str, fix: str, value: str | None = None) -> Problem:
         spot = find(self.tree, path)
         shown = value if value is not None else (spot.value if spot.inside else "")

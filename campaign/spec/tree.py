@@ -204,6 +204,8 @@ class _Builder:
             key = str(event.value)
             field = f"{path}.{key}" if path else key
             value_event = next(events)
+            if getattr(value_event, "value", None) == "" and value_event.style is None:
+                value_event.start_mark = event.start_mark  # an absent value is marked where the next token is
             value, n = self.node(value_event, events, field, depth + 1)
             size += n + 1
             if size > MAX_NODES:
