@@ -15,8 +15,26 @@ HIDDEN = "[redacted]"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS = frozenset(
-    "password passwd passphrase pwd secret secrets credential credentials authorization auth cookie "
-    "signature sig token jwt bearer apikey accesskey".split()
+    [
+        "password",
+        "passwd",
+        "passphrase",
+        "pwd",
+        "secret",
+        "secrets",
+        "credential",
+        "credentials",
+        "authorization",
+        "auth",
+        "cookie",
+        "signature",
+        "sig",
+        "token",
+        "jwt",
+        "bearer",
+        "apikey",
+        "accesskey",
+    ]
 )
 _SECRET_PAIRS = frozenset(
     {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("session", "key")}
@@ -24,11 +42,40 @@ _SECRET_PAIRS = frozenset(
     | {("api", "keys"), ("access", "keys"), ("ssl", "key")}
 )
 _PLAIN_BEFORE_TOKEN = frozenset(
-    "bos eos eot eom pad unk mask cls sep image audio video per first last next stop start end media "
-    "max min num prompt draft accepted each".split()
+    [
+        "bos",
+        "eos",
+        "eot",
+        "eom",
+        "pad",
+        "unk",
+        "mask",
+        "cls",
+        "sep",
+        "image",
+        "audio",
+        "video",
+        "per",
+        "first",
+        "last",
+        "next",
+        "stop",
+        "start",
+        "end",
+        "media",
+        "max",
+        "min",
+        "num",
+        "prompt",
+        "draft",
+        "accepted",
+        "each",
+    ]
 )
 """`eos_token`, `max_token`: the word is about text there, not about access."""
-_PLAIN_AFTER_TOKEN = frozenset("id ids count counts limit rate budget per s capacity usage".split())
+_PLAIN_AFTER_TOKEN = frozenset(
+    ["id", "ids", "count", "counts", "limit", "rate", "budget", "per", "s", "capacity", "usage"]
+)
 
 _LOOKS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 " + HIDDEN),
@@ -37,7 +84,12 @@ _LOOKS = (
     (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b"), HIDDEN),
     (re.compile(r"\bAIza[A-Za-z0-9_-]{30,}"), HIDDEN),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), HIDDEN),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S), HIDDEN),
+    (
+        re.compile(
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+        ),
+        HIDDEN,
+    ),
     (re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"), HIDDEN),
 )
 _ASSIGNED = re.compile(
@@ -140,8 +192,11 @@ class Redactor:
 def _assignment(match: re.Match[str]) -> str:
     if not secret_name(match["name"]) or HIDDEN.startswith(match["value"]):
         return match[0]
-    if match["value"].lower() in {"bearer", "basic", "none", "null", "true", "false"}:
-        return match[0]
+    value = match["value"].lower()
+    if value in {"bearer", "basic", "none", "null", "true", "false"} or (
+        len(value) < 6 and value.isdecimal()
+    ):
+        return match[0]  # a scheme whose credential is scrubbed by its look, no value, or a token's number
     return f"{match['name']}{match['mid']}{HIDDEN}"
 
 

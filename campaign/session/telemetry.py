@@ -237,9 +237,11 @@ class HostTelemetry:
         await self.close()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: ASYNC230,SIM115  # one open a session
-        await self._take()
         identity = {**self._machine.identity(), "rate_hz": 1 / self._period}
-        self._write({"type": "node", "utc_ns": self._clock.utc_ns(), **identity})
+        # Both clocks, so that samples can be put beside logs.
+        at = {"utc_ns": self._clock.utc_ns(), "t_ns": self._clock.monotonic_ns()}
+        self._write({"type": "node", **at, **identity})
+        await self._take()
         self._task = asyncio.create_task(self._run(), name="telemetry")
         return identity
 
