@@ -39,7 +39,7 @@ class FolderCell:
     def finish(self, row: RequestRow) -> None:
         """Record a finished request. Durable on return. Raises StoreError for one that is there already."""
         keys = self._ready()
-        if (row.session, row.cell, row.boot_attempt) != self._identity():
+        if (row.session, row.cell, row.boot_attempt) != self._identity() or row.group != self.name.group:
             raise StoreError(f"row {row.key} does not belong to cell {self._identity()}")
         if row.key in keys:
             raise StoreError(f"row {row.key} is in the journal already: a request is recorded once")

@@ -1,4 +1,9 @@
-"""Parquet files of request rows: zstd, one fixed schema, whole or absent."""
+"""Parquet files of request rows: zstd, one fixed schema, whole or absent.
+
+The columns `session` and `group` stand in the path alone (`session=S/group=G`), as Hive has it: DuckDB,
+Polars, pandas and pyarrow then read a folder or a file as it is, where a column that stood in both would
+be refused for its two types. The file's metadata holds their exact values, and `load` puts them back.
+"""
 
 import hashlib
 import io
@@ -17,6 +22,9 @@ from campaign.store.records import to_record, to_row
 from campaign.store.row import RequestRow
 from campaign.store.schema import ARROW_SCHEMA, check_version, conform
 
+PARTITIONS: Final = ("session", "group")
+"""Columns that the path carries."""
+
 _CELL_KEY: Final = b"campaign.cell"
 
 
@@ -30,6 +38,11 @@ class CellNote:
     possibly_spent: tuple[dict[str, Any], ...] = field(default=())
     """`begin` records that never finished."""
     torn_bytes: int = 0
+
+    @property
+    def group(self) -> str:
+        """First part of the cell's name."""
+        return self.cell.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,9 @@ def to_table(rows: Sequence[RequestRow]) -> pa.Table:
 
 def write(path: Path, rows: Sequence[RequestRow], note: CellNote) -> str:
     """Write a cell's file atomically; returns its SHA-256. Raises StoreError."""
+    for row in rows:
+        if (row.session, row.group) != (note.session, note.group):
+            raise StoreError(f"row {row.key} of group {row.group!r} does not belong to {path}")
     told = {
         "session": note.session,
         "cell": note.cell,
@@ -63,7 +79,8 @@ def write(path: Path, rows: Sequence[RequestRow], note: CellNote) -> str:
     }
     metadata = {**(ARROW_SCHEMA.metadata or {}), _CELL_KEY: json.dumps(told, sort_keys=True).encode()}
     sink = pa.BufferOutputStream()
-    pq.write_table(to_table(rows).replace_schema_metadata(metadata), sink, compression="zstd")
+    table = to_table(rows).drop_columns(list(PARTITIONS)).replace_schema_metadata(metadata)
+    pq.write_table(table, sink, compression="zstd")
     data = sink.getvalue().to_pybytes()
     atomic.write(path, data)
     return hashlib.sha256(data).hexdigest()
@@ -82,9 +99,12 @@ def load(path: Path) -> Loaded:
         raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
     metadata = table.schema.metadata
     check_version(metadata, str(path))
-    return Loaded(
-        path, hashlib.sha256(data).hexdigest(), conform(table, str(path)), _note(metadata, str(path))
-    )
+    note = _note(metadata, str(path))
+    if note is not None:
+        for name in PARTITIONS:
+            value = pa.array([getattr(note, name)] * table.num_rows, pa.string())
+            table = table.append_column(name, value)
+    return Loaded(path, hashlib.sha256(data).hexdigest(), conform(table, str(path)), note)
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
