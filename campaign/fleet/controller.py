@@ -51,6 +51,8 @@ class Controller:
         self._show = show
         self._waiting = list(jobs)
         self._running: dict[str, SessionJob] = {}
+        self._refused: list[tuple[SessionJob, SessionResult]] = []
+        """Held until money settles: asking again before that gives the same answer."""
         self._ended: list[SessionResult] = []
         self._stopping: str | None = None
         self._notes: list[str] = []
@@ -95,18 +97,30 @@ class Controller:
         return started
 
     async def _collect(self) -> None:
+        settled = False
         for result in await self._pool.results():
             job = self._running.pop(result.session)
-            if result.ending == "refused" and self._running and not self._stopping:
-                # Money may settle while others run: it waits, behind them.
-                self._waiting.append(job)
+            if result.ending == "refused":
+                self._refused.append((job, result))
                 continue
-            self._ended.append(result)
-            self._notes.append(
-                f"session {result.session}: {result.ending}{': ' + result.reason if result.reason else ''}"
-            )
+            settled = True
+            self._end(result)
             if result.ending in {"failed", "unreachable"}:
                 self._waiting.clear()
+        if self._stopping or not (self._running or settled):
+            # Nothing will settle any more: what was refused stays refused.
+            for _, result in self._refused:
+                self._end(result)
+            self._refused.clear()
+        elif settled:
+            self._waiting += [job for job, _ in self._refused]
+            self._refused.clear()
+
+    def _end(self, result: SessionResult) -> None:
+        self._ended.append(result)
+        self._notes.append(
+            f"session {result.session}: {result.ending}{': ' + result.reason if result.reason else ''}"
+        )
 
     def _read_stop_file(self) -> None:
         try:

@@ -1,6 +1,8 @@
 """Puts a run together and drives it: in this process, or with Ray actors around the same classes."""
 
 import asyncio
+import os
+import platform
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -98,9 +100,6 @@ async def fleet(drive: Drive) -> AsyncIterator[Fleet]:
 
 async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
     """Run to the end; the ledger says how it ended before this returns."""
-    import os
-    import platform
-
     async with fleet(drive) as parts:
         started = NewEvent(
             "controller_started", {"pid": os.getpid(), "host": platform.node(), "mode": drive.spec.ray.mode}

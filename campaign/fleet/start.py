@@ -48,7 +48,7 @@ def new_drive(
     """A new run: preflight, prompts pinned, folder written. Nothing has been spent yet."""
     clock, spec = SystemClock(), loaded.spec
     preflight(spec, plan)
-    prompts = {name: packs.load(workload, base_dir) for name, workload in spec.workloads.items()}
+    prompts = packs.load_all(loaded, base_dir)
     run_dir, created = create_run(loaded, plan, prompts, results, clock)
     jobs = make_jobs(
         run_dir, loaded.canonical, plan.sessions, spec, done={}, attempts={}, overrides=overrides

@@ -93,7 +93,7 @@ class Supervisor:
         """Lease to settlement. Never raises: whatever happened is in the result and in the ledger."""
         name = self._job.plan.name
         if self._stop is not None:
-            return SessionResult(name, "stopped", *self._stop[:1])
+            return SessionResult(name, "stopped", self._stop[0])
         quote = await self._provider.quote(self._job.node)
         asked_ns = int(self._job.plan.worst_seconds * 1e9)
         grant = await self._budget.admit_lease(
@@ -104,13 +104,14 @@ class Supervisor:
             max_ns=asked_ns,
         )
         if not isinstance(grant, LeaseGrant):
-            return SessionResult(name, "refused", grant.why, gate="budget")
+            return SessionResult(name, "refused", grant.why, gate=grant.trip.gate)
         self._deadline = grant.deadline_utc_ns
         handle: NodeHandle | None = None
         try:
             self._state = "launching"
             handle = await self._provider.launch(self._intent(grant))
-            await self._budget.lease_opened(grant.lease, handle)
+            for trip in await self._budget.lease_opened(grant.lease, handle):
+                await self._tripped(trip)
             self._state = "running"
             result = await self._measure(grant, handle)
         except CampaignError as error:
@@ -131,7 +132,7 @@ class Supervisor:
         self._agent = await self._provider.run_agent(handle, job)
         if self._stop is not None:
             await self._agent.stop(*self._stop)
-        ticker = asyncio.create_task(self._tick(grant.lease))
+        ticker = asyncio.create_task(self._tick())
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
@@ -151,18 +152,17 @@ class Supervisor:
         gate = self._stop[1] if self._stop else last.payload.get("gate")
         return SessionResult(name, state, reason, error_exit=last.payload.get("exit_code"), gate=gate)
 
-    async def _tick(self, lease: str) -> None:
+    async def _tick(self) -> None:
         """Time passes: cost, deadline and silence are judged without waiting for the agent."""
         while True:
             for trip in await self._budget.tick():
-                if trip.lease in {None, lease}:
+                if trip.session in {None, self._job.plan.name}:
                     await self._tripped(trip)
             await self._clock.sleep(1.0)
 
     async def _tripped(self, trip: Trip) -> None:
-        await self.stop(
-            f"gate {trip.gate}: {trip.value} against limit {trip.limit} ({trip.detail})", trip.gate
-        )
+        # A stop that a person asked for is in the ledger like a trip, but is none.
+        await self.stop(trip.why, None if trip.gate == "stop" else trip.gate)
 
     # --- the way back
 
@@ -170,18 +170,9 @@ class Supervisor:
         self, grant: LeaseGrant, handle: NodeHandle | None, result: SessionResult
     ) -> SessionResult:
         self._state = "tearing down"
-        await self._budget.record(
-            NewEvent(
-                "phase_started",
-                {"lease": grant.lease, "phase": "teardown", "at_utc_ns": self._clock.utc_ns()},
-                self._job.plan.name,
-            ),
-            NewEvent(
-                "lease_down_asked",
-                {"lease": grant.lease, "why": result.reason or result.ending},
-                self._job.plan.name,
-            ),
-        )
+        await self._budget.mark_phase(grant.lease, "teardown")
+        asked = {"lease": grant.lease, "why": result.reason or result.ending}
+        await self._budget.record(NewEvent("lease_down_asked", asked, self._job.plan.name))
         how, by_hand = "nothing was launched", ""
         for _ in range(DOWN_TRIES):
             if handle is None:

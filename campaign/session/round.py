@@ -221,12 +221,10 @@ class RoundRunner:
             await self._wave(list(wave), phase)
 
     async def _wave(self, wave: Sequence[RequestPlan], phase: Phase) -> None:
-        limit = asyncio.Semaphore(
-            self._group.concurrency * (len(self._boots) if self._group.design == "duet" else 1)
-        )
+        limits = {arm: asyncio.Semaphore(self._group.concurrency) for arm in self._boots}
 
         async def one(request: RequestPlan) -> None:
-            async with limit:
+            async with limits[request.arm]:
                 await self._send(request, phase, alone=False)
 
         results = await asyncio.gather(*(one(request) for request in wave), return_exceptions=True)
