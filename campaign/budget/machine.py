@@ -370,7 +370,7 @@ def trips(state: RunState, limit: Limits, now_utc_ns: int) -> tuple[Trip, ...]:
     found += _cost_trips(state, limit, now)
     for lease in state.open_leases:
         found += _lease_trips(state, limit, lease, now)
-    found += _anchor_trips(state)
+    found += _anchor_trips(state, limit)
     return tuple(t for t in found if not state.is_overridden(t.gate, t.session))
 
 
@@ -406,7 +406,7 @@ def _lease_trips(state: RunState, limit: Limits, lease: Lease, now: int) -> list
     if lease.deadline_utc_ns is None:
         found.append(trip("missing_input", UNKNOWN, "a deadline", f"lease {lease.id}"))
     elif now >= lease.deadline_utc_ns:
-        found.append(trip("lease_time", "deadline reached", "the lease", f"lease {lease.id}"))
+        found.append(trip("lease_time", "deadline reached", "the lease", lease.id))
     session = state.sessions.get(lease.session or "")
     if session is not None and session.state == "running" and session.lease == lease.id:
         seen = max(session.last_seen_utc_ns or 0, state.controller_since_utc_ns or 0)
@@ -416,7 +416,7 @@ def _lease_trips(state: RunState, limit: Limits, lease: Lease, now: int) -> list
     return found
 
 
-def _anchor_trips(state: RunState) -> list[Trip]:
+def _anchor_trips(state: RunState, limit: Limits) -> list[Trip]:
     found = []
     for anchor in state.anchors:
         data, detail = anchor.data, f"anchor {anchor.position}"
@@ -428,5 +428,5 @@ def _anchor_trips(state: RunState) -> list[Trip]:
         elif data.get("ok") is not None and data["ok"] is not True:
             drift = finite(data.get("drift"))
             shown = UNKNOWN if drift is None else f"{drift:+.1%}"
-            found.append(Trip("anchor_drift", shown, "the spec's drift_delta", detail, anchor.session))
+            found.append(Trip("anchor_drift", shown, f"{limit.drift_delta:.1%}", detail, anchor.session))
     return found

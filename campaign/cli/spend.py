@@ -101,7 +101,7 @@ def _show(found: "Spend", run: str, console: "Console") -> None:
     table.add_column("", no_wrap=True)
     table.add_column("share", justify="right", footer="100 %" if total else "")
     table.add_column("dollars", justify="right", footer=_dollars(total))
-    table.add_column("minutes", justify="right", footer=f"{sum(found.seconds.values()) / 60:.1f}")
+    table.add_column("time", justify="right", footer=_clock(sum(found.seconds.values())))
     table.add_column("", style="dim")
     basis = float(total) or sum(found.seconds.values())
     for phase, amount in found.phases.items():
@@ -115,7 +115,7 @@ def _show(found: "Spend", run: str, console: "Console") -> None:
             Text(_bar(share), style=colour),
             f"{share * 100:.1f} %",
             _dollars(amount),
-            f"{seconds / 60:.1f}",
+            _clock(seconds),
             _MEANS[phase],
         )
     console.print(table)
@@ -172,6 +172,12 @@ def _bar(share: float) -> str:
     if share > 0:
         eighths = max(1, eighths)
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def _clock(seconds: float) -> str:
+    """`1:05`, or `2:00:05` from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _dollars(amount: int) -> str:

@@ -419,16 +419,24 @@ def _anchor_judged(state: RunState, event: Event) -> RunState:
 
 def _gate_tripped(state: RunState, event: Event) -> RunState:
     p = event.payload
+    at = state.sessions.get(event.session or "") if event.source.startswith("agent:") else None
     gate = Gate(
         event.seq,
         event.utc_ns,
         event.session,
-        p.get("lease"),
+        p.get("lease") or (at.lease if at else None),
         str(p["gate"]),
         str(p["value"]),
         str(p["limit"]),
         str(p["detail"]),
     )
+    # The agent and the controller both judge; what both saw is one trip.
+    if any(
+        (g.gate, g.session, g.detail) == (gate.gate, gate.session, gate.detail)
+        for g in state.tripped
+        if g.seq > state.controller_since_seq
+    ):
+        return state
     return replace(state, tripped=(*state.tripped, gate))
 
 

@@ -245,3 +245,13 @@ def test_sessions_boots_anchors_gates_and_the_end() -> None:
     assert resumed.stop_asked is None
     assert resumed.finished is None
     assert resumed.latest_utc_ns == state.latest_utc_ns, "a clock that steps back takes nothing back"
+
+
+def test_what_agent_and_controller_both_saw_is_one_trip_until_the_next_controller() -> None:
+    seen = {"gate": "anchor_drift", "value": "+30%", "limit": "25%", "detail": "anchor last"}
+    both = (controller("gate_tripped", "main", **seen), agent("gate_tripped", **seen))
+    assert len(fold(stored(*both)).tripped) == 1
+    assert len(fold(stored(*both, controller("gate_tripped", "other", **seen))).tripped) == 2
+    assert (
+        len(fold(stored(*both, controller("controller_started"), agent("gate_tripped", **seen))).tripped) == 2
+    )
