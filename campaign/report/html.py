@@ -5,6 +5,7 @@ passes as it is are the drawings made here.
 """
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def render(report: Report) -> str:
     )
     environment.filters |= {
         "minus": lambda text: str(text).replace("-", "−"),
-        "keep": words.keep,
+        "keep": _sentence,
         "day": lambda ns: iso(ns)[:10],
         "time": lambda ns: iso(ns)[11:19],
         "stamp": lambda ns: iso(ns)[:19].replace("T", " ") + " UTC",
@@ -64,6 +65,11 @@ def replace_text(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _sentence(text: str) -> str:
+    """A sentence with real minus signs, which breaks only between words."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", words.keep(text))
 
 
 def _hint(source: Source | None) -> str:

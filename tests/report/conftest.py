@@ -76,7 +76,9 @@ def ladder_verdicts():
         common = {"kind": "ladder", "family": "depth"}
         pair, b = f"depth:plain|depth={depth}", f"depth={depth}"
         out += [
-            make_verdict(pair, "plain", b, "step_ms", step, 0.045, "slower", verdict_adjusted="slower", **common),
+            make_verdict(
+                pair, "plain", b, "step_ms", step, 0.045, "slower", verdict_adjusted="slower", **common
+            ),
             make_verdict(pair, "plain", b, "accept_len", accept, 0.09, "higher", **common),
             make_verdict(pair, "plain", b, "decode_tok_s", rate, 0.08, "unresolved", **common),
             make_verdict(pair, "plain", b, "ttft_ms", 1.004, 0.03, "unresolved", **common),
@@ -196,3 +198,27 @@ def trip() -> GateFact:
 @pytest.fixture
 def override() -> GateFact:
     return GateFact(T0, None, "drift", "overridden", "", "", "the fan was off <script>", "me")
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory):
+    """Folder of a finished simulated run."""
+    from campaign.testing.sample_run import sample_run
+
+    return sample_run(tmp_path_factory.mktemp("results"), name="whole")
+
+
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory):
+    """Folder of one whose controller died in the middle of the ladder."""
+    from campaign.testing.sample_run import sample_run
+
+    return sample_run(tmp_path_factory.mktemp("results"), name="broken", rounds=15)
+
+
+@pytest.fixture(scope="session")
+def assembled(sample):
+    from campaign.report.assemble import assemble
+    from campaign.store.run import open_run
+
+    return assemble(open_run(sample.root))

@@ -33,13 +33,17 @@ def test_numbers_and_intervals_are_never_broken(report, width):
 
 def test_headline_comes_before_the_tables(report):
     text = shown(report, 200)
-    assert text.index("every rung is slower per step than plain") < text.index("Anchors") < text.index("Verdicts")
+    assert (
+        text.index("every rung is slower per step than plain")
+        < text.index("Anchors")
+        < text.index("Verdicts")
+    )
 
 
 def test_the_deciding_metric_is_marked_and_only_it(report):
     text = shown(report, 120)
     table = text[text.index("Verdicts") : text.index("Verify cost")]
-    assert len(re.findall(r"^.*\* step_ms", table, re.M)) == len(report.primary)
+    assert len(re.findall(r"^.*\* step_ms", table, re.MULTILINE)) == len(report.primary)
     assert "* accept_len" not in table
 
 
