@@ -187,6 +187,8 @@ def sentence(v: Verdict, labels: Mapping[str, str]) -> str:
         if lo is None:
             lo, hi = v.lo_boots_only, v.hi_boots_only
             span = f" {interval(lo, hi)} these boots only"
+            if v.boot_sd_overturn is not None:
+                span += f"; a boot sd of {number(v.boot_sd_overturn * 100, 2)} % would overturn it"
         span = "" if lo is None else span
         return (
             f"{b} against {a}: {METRIC[v.metric]} {signed(v.ratio, lo, hi)} %{span} - "

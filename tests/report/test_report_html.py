@@ -147,29 +147,11 @@ def test_marks(build, override, verdict):
 
 
 def test_empty(build):
-    text = html.render(
-        build(
-            verdicts=(),
-            anchors=(),
-            speculation=(),
-            plan_actual=(),
-            boots=(),
-            spend_points=(),
-            anchor_times=(),
-            sources={},
-            spend={
-                "cap_usd": 1.0,
-                "committed_usd": 0.1,
-                "settled_usd": 0.0,
-                "spent_usd": 0.0,
-                "final": False,
-                "measured_share": None,
-                "phases": {},
-                "sessions": [],
-            },
-        )  # fmt: skip
-    )
+    nothing = BARE | {"anchors": (), "plan_actual": (), "boots": (), "sources": {}}
+    spend = {"cap_usd": 1.0, "committed_usd": 0.1, "settled_usd": 0.0, "spent_usd": 0.0, "final": False}
+    text = html.render(build(**nothing, spend=spend | {"measured_share": None, "phases": {}, "sessions": []}))
     assert "No comparison has rows yet" in text
+    assert "still billing: $0.10 at worst" in text
     assert "<svg" not in text
 
 

@@ -46,6 +46,10 @@ def test_without_boot_variance_the_interval_is_labelled(verdict):
     v = verdict("p", "a", "b", "step_ms", 1.05, 0.06, "unresolved", reasons=("boot_sd_unknown",))
     v = replace(v, lo=None, hi=None)
     assert "[3, 7] these boots only - unresolved (boot variance unknown)" in words.sentence(v, {})
+    v = replace(v, boot_sd_overturn=0.0123)
+    assert "[3, 7] these boots only; a boot sd of 1.2 % would overturn it - unresolved" in words.sentence(
+        v, {}
+    )
 
 
 def test_equivalence_prints_the_interval_that_proves_it(verdict):
