@@ -179,6 +179,17 @@ def test_a_provider_that_bills_more_is_believed() -> None:
     assert machine.settlement(lease, book.now, reported_usd=micro("1.00")) == micro("2.60")
 
 
+def test_a_clock_that_steps_back_takes_no_dollar_back() -> None:
+    book = Book(micro(100))
+    book.admit("2.00")
+    book.now += H
+    book.open("L0")
+    assert machine.spent(book.state, book.now - H) == micro("2.00")
+    book.now += H
+    assert machine.committed(book.state, T0) == micro("2.00")
+    assert machine.committed(book.state, book.now) == micro("4.00")
+
+
 # --- published cases: the race for the cap
 
 
