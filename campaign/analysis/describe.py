@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scipy import stats
+from scipy import special
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -23,7 +23,7 @@ def percentile_needs(q: float, confidence: float = 0.99) -> int:
     if not (0 < q < 1 and 0 < confidence < 1):
         raise ValueError("q and confidence lie between 0 and 1")
     n = 2
-    while float(stats.binom.cdf(1, n, 1 - q)) >= 1 - confidence:
+    while float(special.bdtr(1, n, 1 - q)) >= 1 - confidence:
         n += 1
     return n
 
@@ -38,6 +38,6 @@ def percentile(values: Sequence[float], q: float, confidence: float = 0.99) -> f
     if n < percentile_needs(q, confidence):
         return None
     t = 1
-    while float(stats.binom.cdf(t + 1, n, 1 - q)) < 1 - confidence:
+    while float(special.bdtr(t + 1, n, 1 - q)) < 1 - confidence:
         t += 1
     return sorted(values)[n - t]

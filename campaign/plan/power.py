@@ -164,8 +164,8 @@ def achieved_power(difference: float, found: Precision, alpha: float = 0.05) -> 
             continue
         critical = float(stdtrit(df, 1 - alpha / 2)) * math.sqrt(scale)
         near = 1.0 - float(nctdtr(df, shift, critical))
-        # Beyond a shift of 1 the far tail is below 1e-3 and numerically unstable.
-        far = float(nctdtr(df, shift, -critical)) if shift < 1 else 0.0
+        # Beyond a shift of 3 the far tail is below 1e-6 and numerically unstable.
+        far = float(nctdtr(df, shift, -critical)) if shift < 3 else 0.0
         passed.append(min(1.0, near + far))
     return min(passed)
 
