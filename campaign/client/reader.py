@@ -59,7 +59,7 @@ class Wire(asyncio.Protocol):
         if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.done.done():
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         stamp = time.monotonic_ns()

@@ -1,11 +1,18 @@
 """The client against a real socket: ends, timeouts, refusals, cancelling, and what it sends."""
 
 import asyncio
+import datetime as dt
+import ipaddress
 import json
 import socket
+import ssl
 import time
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from campaign.client.base import Client, Job
 from campaign.client.http import HttpClient
@@ -209,6 +216,48 @@ async def test_fetch(client):
         url = server.url
     with pytest.raises(ConnectionError):
         await client.fetch(url + "/metrics", 5)
+
+
+def certificate(folder):
+    """A certificate for 127.0.0.1 that vouches for itself: (server context, file to trust)."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem, secret = folder / "cert.pem", folder / "key.pem"
+    pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem, secret)
+    return context, pem
+
+
+async def test_tls_on_the_same_reader(client, tmp_path, monkeypatch):
+    context, pem = certificate(tmp_path)
+    async with ScriptServer(Script(GOOD), tls=context) as server:
+        stranger = await client.run(job(server.url))
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        trusted = await client.run(job(server.url))
+    assert (stranger.state, stranger.error_code) == ("failed", "unreachable")
+    assert "certificate" in stranger.error
+    assert (trusted.state, trusted.stamp_source) == ("ok", "user")
+    assert trusted.sent_ns < trusted.first_ns < trusted.last_ns
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "http://u:p@h/"])
