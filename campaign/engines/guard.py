@@ -21,6 +21,8 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 1.0
+"""Between looks at the parent: a fork of it may hold the control pipe open after it is gone."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -130,6 +132,8 @@ def main(args: list[str]) -> int:
     os.set_inheritable(control, False)  # noqa: FBT003  # its only signature
     os.set_inheritable(report, False)  # noqa: FBT003
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the parent blocks is not the server's business
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
@@ -148,7 +152,9 @@ def main(args: list[str]) -> int:
     say({"pid": server})
     status: int | None = None
     while status is None:
-        ready, _, _ = select.select([control, wake_read], [], [])
+        ready, _, _ = select.select([control, wake_read], [], [], _LOOK_S)
+        if os.getppid() != parent:
+            break
         if control in ready and not os.read(control, 4096):
             break
         if wake_read in ready and any(b != signal.SIGCHLD for b in os.read(wake_read, 4096)):

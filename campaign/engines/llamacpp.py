@@ -26,12 +26,12 @@ from campaign.spec.models import Arm, Model, Speculation
 
 _METHODS = {
     "ngram": "ngram-simple",
-    "ngram-simple": "ngram-simple",
     "ngram-map-k": "ngram-map-k",
     "ngram-map-k4v": "ngram-map-k4v",
     "ngram-mod": "ngram-mod",
     "draft-model": "draft-simple",
 }
+_METHOD_OF = {drafter: method for method, drafter in _METHODS.items()}
 _NGRAM_SIZE = 3
 _MIN_NGRAM_DEPTH = 2
 _LOG_LEVEL = 4
@@ -48,7 +48,9 @@ _FAILURES = (
 _KV = re.compile(r"llama_kv_cache: size = .*?\bK \((\w+)\).*?\bV \((\w+)\)")
 _THREADS = re.compile(r"llama threadpool init, n_threads = (\d+)")
 _DRAFTER = re.compile(r"adding speculative implementation '([\w-]+)'")
-_DRAFTER_SIZES = re.compile(r"- size_n=(\d+), size_m=(\d+)")
+_DRAFTER_SIZES = re.compile(
+    r"common_specu: - (?:(?:size_n|size_key|n_match)=(\d+), )?(?:size_m|size_value|n_max)=(\d+)"
+)
 _HOST_CACHE = re.compile(r"prompt cache is (enabled|disabled)")
 
 
@@ -106,9 +108,10 @@ class LlamaCpp:
             out["prefix_cache"] = cache[1] == "enabled"
         drafter = _DRAFTER.search(log)
         if drafter:
-            out["speculation.method"] = "ngram" if drafter[1] == "ngram-simple" else drafter[1]
+            out["speculation.method"] = _METHOD_OF.get(drafter[1], drafter[1])
             if sizes := _DRAFTER_SIZES.search(log):
-                out["speculation.ngram_size"], out["speculation.depth"] = int(sizes[1]), int(sizes[2])
+                out["speculation.depth"] = int(sizes[2])
+                out["speculation.ngram_size"] = None if sizes[1] is None else int(sizes[1])
         elif kv:  # the log is at the level that would have named one
             out["speculation.method"] = "none"
         return {k: v for k, v in out.items() if v is not None}

@@ -24,7 +24,6 @@ SPEC_TYPES = (
     "ngram-map-k",
     "ngram-map-k4v",
     "ngram-mod",
-    "ngram-cache",
 )
 
 

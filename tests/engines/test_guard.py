@@ -36,10 +36,14 @@ time.sleep(600)
 """
 
 PARENT = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from campaign.engines.child import Child
 child = Child([sys.executable, "-c", sys.argv[2]], env={}, cwd=None, cpus=(), log_path=Path(sys.argv[1]))
+if sys.argv[3] == "fork" and os.fork() == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(5)
+    os._exit(0)
 time.sleep(600)
 """
 
@@ -79,7 +83,9 @@ def test_the_whole_family_ends(tmp_path: Path) -> None:
     assert child.status == -signal.SIGTERM
 
 
-def test_kill_9_of_the_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["plain", "fork"])
+def test_kill_9_of_the_parent(tmp_path: Path, how: str) -> None:
+    """Also where a fork of the parent lives on and holds the control pipe open."""
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -87,13 +93,21 @@ def test_kill_9_of_the_parent(tmp_path: Path) -> None:
             PARENT,
             str(tmp_path / "log"),
             FAMILY,
-        ]
+            how,
+        ],
+        stdout=subprocess.PIPE,
     )
+    if how == "fork":
+        fork = int(parent.stdout.readline())
     pids = pids_in(tmp_path / "log", 4)
     assert not gone(pids)
     parent.kill()
     parent.wait()
-    assert eventually(lambda: gone(pids))
+    assert eventually(lambda: gone(pids), 4)
+    if how == "fork":
+        assert not gone([fork]), "the fork ended first: this shows nothing"
+        os.kill(fork, signal.SIGKILL)
+    parent.stdout.close()
 
 
 def test_kill_9_of_the_guard_takes_the_server(tmp_path: Path) -> None:

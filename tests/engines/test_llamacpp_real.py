@@ -175,6 +175,23 @@ async def test_what_is_in_force_is_read_from_the_server(tmp_path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{64}", record.provenance["weights"]["sha256"])
 
 
+@pytest.mark.parametrize("method", ["ngram-map-k", "ngram-map-k4v", "ngram-mod", "draft-model"])
+async def test_other_drafters_are_in_force(tmp_path: Path, method: str) -> None:
+    draft = {"draft_model": "smol"} if method == "draft-model" else {"ngram_size": 4}
+    arm = changed(speculation=Speculation(method=method, depth=6, **draft))
+    suite = TestLlamaCpp()
+    host = LocalEngineHost()
+    try:
+        record = await host.boot(suite.order(suite.case(), tmp_path, arm))
+    finally:
+        await host.close()
+    in_force = record.provenance["effective"]
+    assert in_force["speculation.method"] == method
+    assert in_force["speculation.depth"] == 6
+    assert in_force.get("speculation.ngram_size") == draft.get("ngram_size")
+    assert record.provenance["unconfirmed"] == []
+
+
 async def test_a_field_that_is_not_in_force_stops_the_boot(tmp_path: Path) -> None:
     class Deaf(LlamaCpp):
         """Launches without what the arm says of the KV cache, as an engine with a dead flag would."""
