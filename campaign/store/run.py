@@ -95,10 +95,13 @@ class Run:
         return fold(self.events())
 
     def plan(self) -> "CampaignPlan":
-        """The plan that was admitted."""
+        """The plan that was admitted. Raises StoreError where it cannot be read."""
         from campaign.plan import codec
 
-        return codec.load(self._bytes(self.dir.plan))
+        try:
+            return codec.load(self._bytes(self.dir.plan))
+        except ValueError as error:
+            raise StoreError(f"{self.dir.plan} is not a plan: {error}") from error
 
     def spec(self) -> "Spec":
         """The resolved spec."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,9 +56,12 @@ class ScriptServer:
     `scripts` maps paths to answers where one is not enough; a path it lacks gets 404.
     """
 
-    def __init__(self, script: Script | Mapping[str, Script], *, scale: float = 0.05) -> None:
+    def __init__(
+        self, script: Script | Mapping[str, Script], *, scale: float = 0.05, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.scripts = script
         self.scale = scale
+        self.tls = tls
         self.seen: list[Seen] = []
         self.hangs = asyncio.Semaphore(0)
         """Released once by every answer that has come to its `hang`."""
@@ -67,12 +71,13 @@ class ScriptServer:
 
     @property
     def url(self) -> str:
-        """http://127.0.0.1:PORT."""
+        """http://127.0.0.1:PORT; https with `tls`."""
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -163,6 +163,9 @@ def test_runs_are_found_by_folder_name_or_age(run, monkeypatch):
 def test_a_missing_plan_or_spec_is_a_store_error(run):
     with pytest.raises(StoreError, match=r"plan\.json"):
         run.plan()
+    run.dir.plan.write_text("{}")
+    with pytest.raises(StoreError, match="not a plan"):
+        run.plan()
     run.dir.canonical.unlink()
     with pytest.raises(StoreError, match=r"canonical\.json"):
         run.spec()
