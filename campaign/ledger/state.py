@@ -7,7 +7,7 @@ never make a ledger unreadable: the last word counts, and what cannot be read co
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from campaign.errors import LedgerError
 from campaign.ledger.events import PHASES, SCHEMA_VERSION, Event
@@ -44,12 +44,35 @@ __all__ = [
 ]
 
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class _Owned(dict[_K, _V]):
+    """A mapping that only a fold in progress holds: changed in place, which keeps a long fold linear."""
+
+
 def fold(events: Iterable[Event]) -> RunState:
     """The state after `events`, from the first."""
-    state = RunState()
+    state = RunState(
+        leases=_Owned(),
+        sessions=_Owned(),
+        rounds=_Owned(),
+        attempt_states=_Owned(),
+        boots=_Owned(),
+        files=_Owned(),
+    )
     for event in events:
         state = apply(state, event)
-    return state
+    return replace(
+        state,
+        leases=dict(state.leases),
+        sessions=dict(state.sessions),
+        rounds=dict(state.rounds),
+        attempt_states=dict(state.attempt_states),
+        boots=dict(state.boots),
+        files=dict(state.files),
+    )
 
 
 def apply(state: RunState, event: Event) -> RunState:
@@ -74,6 +97,13 @@ def apply(state: RunState, event: Event) -> RunState:
     )
 
 
+def _put(mapping: Mapping[_K, _V], more: Mapping[_K, _V]) -> Mapping[_K, _V]:
+    if isinstance(mapping, _Owned):
+        mapping.update(more)
+        return mapping
+    return {**mapping, **more}
+
+
 def _whole(payload: Mapping[str, Any], key: str, event: Event) -> int:
     value = payload.get(key)
     if type(value) is not int:
@@ -90,11 +120,11 @@ def _seen(state: RunState, event: Event) -> RunState:
 
 
 def _with_session(state: RunState, session: Session) -> RunState:
-    return replace(state, sessions={**state.sessions, session.name: session})
+    return replace(state, sessions=_put(state.sessions, {session.name: session}))
 
 
 def _with_lease(state: RunState, lease: Lease) -> RunState:
-    return replace(state, leases={**state.leases, lease.id: lease})
+    return replace(state, leases=_put(state.leases, {lease.id: lease}))
 
 
 def _open_lease(state: RunState, event: Event) -> Lease:
@@ -300,7 +330,7 @@ def _round(state: RunState, event: Event, new: RoundState) -> tuple[RunState, Ro
     session, id_ = event.session or "?", event.payload["round_id"]
     attempt = event.payload["attempt"] or 0
     known = state.rounds.get((session, id_))
-    state = replace(state, attempt_states={**state.attempt_states, (session, id_, attempt): new})
+    state = replace(state, attempt_states=_put(state.attempt_states, {(session, id_, attempt): new}))
     at = state.sessions.get(session)
     if at is not None:
         open_round = (session, id_, attempt) if new == "begun" else None
@@ -323,7 +353,7 @@ def _with_round(state: RunState, round_: Round) -> RunState:
     if known is not None and known.state == "committed" and round_.state != "committed":
         # What is committed stays: nothing that comes later takes rows away.
         return state
-    return replace(state, rounds={**state.rounds, round_.key: round_})
+    return replace(state, rounds=_put(state.rounds, {round_.key: round_}))
 
 
 def _round_started(state: RunState, event: Event) -> RunState:
@@ -355,7 +385,7 @@ def _round_committed(state: RunState, event: Event) -> RunState:
     state, round_ = _round(state, event, "committed")
     files = {f.path: f for cell in cells for f in cell.files}
     state = _with_round(state, replace(round_, state="committed", cells=cells, ended_at_utc_ns=event.utc_ns))
-    return replace(state, files={**state.files, **files})
+    return replace(state, files=_put(state.files, files))
 
 
 def _round_voided(state: RunState, event: Event) -> RunState:
@@ -384,7 +414,7 @@ def _round_superseded(state: RunState, event: Event) -> RunState:
 def _boot(state: RunState, event: Event, now: BootState, **changes: Any) -> RunState:
     id_ = event.payload["boot_id"]
     known = state.boots.get(id_) or Boot(id_, event.session, None, None, None, now)
-    return replace(state, boots={**state.boots, id_: replace(known, state=now, **changes)})
+    return replace(state, boots=_put(state.boots, {id_: replace(known, state=now, **changes)}))
 
 
 def _boot_started(state: RunState, event: Event) -> RunState:

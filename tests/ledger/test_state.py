@@ -255,3 +255,25 @@ def test_what_agent_and_controller_both_saw_is_one_trip_until_the_next_controlle
     assert (
         len(fold(stored(*both, controller("controller_started"), agent("gate_tripped", **seen))).tripped) == 2
     )
+
+
+def test_a_fold_and_one_event_at_a_time_agree_and_share_nothing_that_changes() -> None:
+    events = stored(
+        CREATED,
+        INTENT,
+        agent("session_started", lease="L"),
+        agent("round_started", round_id="g/r0", attempt=0),
+        agent("boot_started", boot_id="b"),
+        agent("round_committed", round_id="g/r0", attempt=0, cells=[CELL]),
+        OPENED,
+    )
+    state = RunState()
+    seen = []
+    for event in events:
+        state = apply(state, event)
+        seen.append(state)
+    assert [fold(events[: n + 1]) for n in range(len(events))] == seen
+    before = fold(events[:3])
+    apply(before, events[3])
+    assert before == seen[2]
+    assert type(before.rounds) is dict
