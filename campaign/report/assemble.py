@@ -83,7 +83,9 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
 def _now(state: RunState, *, running: bool, given: int | None) -> int:
     if given is not None:
         return max(given, state.latest_utc_ns)
-    if not running and not state.open_leases:
+    # The clock of a simulated run is not this machine's.
+    simulated = bool((state.created or {}).get("simulated"))
+    if simulated or not (running or state.open_leases):
         return state.latest_utc_ns
     # An open lease bills on, whether or not a controller is alive.
     import time

@@ -7,7 +7,7 @@ of the number it stands beside, and `Source.n` is how many.
 from campaign.analysis.model import AnchorResult, Speculation, Verdict
 from campaign.report.model import Source
 
-_FROM = "FROM read_parquet('rows/*/*/*.parquet', hive_partitioning = false)"
+_FROM = "FROM read_parquet('rows/*/*/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
 _GOOD = "validity = 'valid' AND state = 'ok'"
 
 

@@ -78,8 +78,10 @@ def build(
     *,
     now_utc_ns: int | None = None,
 ) -> Status:
-    """Status from a ledger and the holder of its lock; None is the machine's clock."""
-    now = max(time.time_ns() if now_utc_ns is None else now_utc_ns, state.latest_utc_ns)
+    """Status from a ledger and the holder of its lock; without a time, as of now (simulated: its last event)."""
+    if now_utc_ns is None and not (state.created or {}).get("simulated"):
+        now_utc_ns = time.time_ns()
+    now = max(now_utc_ns or 0, state.latest_utc_ns)
     status, why = facts.status(events, state, alive=controller is not None)
     leases = tuple(_lease(run, x, now, alive=controller is not None) for x in state.open_leases)
     following = ""

@@ -184,19 +184,19 @@ def _verdicts(report: Report, console: Console) -> None:
             table.add_row()
         for v in verdicts:
             title = _against(v, report) if v is verdicts[0] else ""
-            table.add_row(*_verdict_cells(v, title, wide=wide))
+            table.add_row(*_verdict_cells(v, title, words.further(v, verdicts[0]), wide=wide))
     console.print(table, width=_width(console))
     for gate in report.overrides:
         _say(console, f"gate {gate.gate} was overridden: {gate.text}", "magenta", "  ")
 
 
-def _verdict_cells(v: Verdict, title: str, *, wide: bool) -> list[Text]:
+def _verdict_cells(v: Verdict, title: str, why: str, *, wide: bool) -> list[Text]:
     """One row; on a narrow terminal the reasons and the adjusted verdict become second lines."""
     dim = "" if v.primary else "dim"
     name = Text(title)
     verdict = Text(v.verdict, style=STYLE[v.verdict] if v.primary else dim)
-    if not wide and v.reasons:
-        name.append(("\n" if title else "") + words.reasons(v.reasons), style="dim")
+    if not wide and why:
+        name.append(("\n" if title else "") + why, style="dim")
     if not wide and v.verdict_adjusted not in {None, v.verdict}:
         verdict.append(f"\nadj. {v.verdict_adjusted}", style="yellow")
     cells = [
@@ -209,7 +209,7 @@ def _verdict_cells(v: Verdict, title: str, *, wide: bool) -> list[Text]:
         verdict,
     ]
     if wide:
-        cells += [Text(v.verdict_adjusted or "", style=dim), Text(words.reasons(v.reasons), style="dim")]
+        cells += [Text(v.verdict_adjusted or "", style=dim), Text(why, style="dim")]
     return cells
 
 

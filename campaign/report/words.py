@@ -42,7 +42,7 @@ REASON: Mapping[str, str] = {
     "failed_requests": "failed requests",
     "mixed_rate_definition": "two rate definitions",
     "mixed_simulated": "simulated beside measured",
-    "partial": "not all measured yet",
+    "partial": "partial",
     "client_lag": "client lag",
     "established": "first of its kind",
     "screen": "screen only: no boot prior",
@@ -208,6 +208,11 @@ def by_comparison(report: Report) -> tuple[tuple[Verdict, ...], ...]:
     return tuple(tuple(sorted(vs, key=lambda v: not v.primary)) for vs in found.values())
 
 
+def further(v: Verdict, first: Verdict) -> str:
+    """Reasons of a verdict beyond those that the deciding one of its comparison states already."""
+    return reasons(v.reasons if v is first else [c for c in v.reasons if c not in first.reasons])
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
     """What one ladder or pair came to."""
@@ -253,17 +258,25 @@ def _against_base(report: Report, ladder: str, verdicts: Sequence[Verdict]) -> l
 def _ladder_text(name: str, verdicts: Sequence[Verdict], labels: Mapping[str, str]) -> str:
     """All rungs in one sentence where they agree; empty where they do not."""
     first = verdicts[0]
-    same = {(v.verdict, v.verdict_adjusted, v.a, v.metric, (v.ratio or 0) >= 1) for v in verdicts}
-    if len(same) > 1 or first.verdict not in {"faster", "slower", "higher", "lower"} or first.ratio is None:
+    same = {(v.verdict, v.verdict_adjusted, v.a, v.metric, v.reasons) for v in verdicts}
+    if len(same) > 1 or first.verdict_adjusted not in {None, first.verdict}:
         return ""
-    if first.verdict_adjusted not in {None, first.verdict} or len({v.reasons for v in verdicts}) > 1:
+    why = f" ({reasons(first.reasons)})" if first.reasons else ""
+    if first.verdict == "unresolved" and all(v.lo is not None for v in verdicts):
+        parts = [
+            f"{arm(v.b, labels).removeprefix(f'{name} ')} {signed(v.ratio, v.lo, v.hi)} % {interval(v.lo, v.hi)}"
+            for v in verdicts
+        ]
+        base = arm(first.a, labels)
+        return f"{METRIC[first.metric]} against {base}: {', '.join(parts)} - unresolved{why}"
+    directed = first.verdict in {"faster", "slower", "higher", "lower"}
+    if not directed or first.ratio is None or len({(v.ratio or 0) >= 1 for v in verdicts}) > 1:
         return ""
     parts = []
     for v in verdicts:
         size, span, _ = _turned(v)
         parts.append(f"{arm(v.b, labels).removeprefix(f'{name} ')} by {size} % {span}")
     claim = (_MORE if first.ratio >= 1 else _LESS)[first.metric].replace("{} % ", "")
-    why = f" ({reasons(first.reasons)})" if first.reasons else ""
     return f"every rung {claim} {arm(first.a, labels)}: {', '.join(parts)} - {first.verdict}{why}"
 
 

@@ -96,7 +96,7 @@ def test_names_that_say_nothing_get_labels(assembled):
 
 def test_in_the_middle_of_a_run(broken):
     run = open_run(broken.root)
-    report = assemble(run, now_utc_ns=run.state().latest_utc_ns + 60_000_000_000)
+    report = assemble(run)
     assert report.partial
     assert (report.status, report.why_ended) == ("interrupted", "its controller is gone")
     found = {(v.pair, v.metric): v for v in report.verdicts}
@@ -106,6 +106,8 @@ def test_in_the_middle_of_a_run(broken):
     assert rung.verdict == "unresolved"
     assert "partial" in rung.reasons
     assert not report.spend["final"]
+    # The clock of a simulation is not this machine's: the lease has not billed since.
+    assert report.spend["spent_usd"] < 0.25
     assert report.nodes[0].state == "open"
     # Only committed rounds count; what the journals hold is there and not used.
     (outcome,) = report.plan_actual
@@ -118,8 +120,8 @@ def test_while_a_controller_holds_the_run(broken):
     from campaign.testing.clock import VirtualClock
 
     with Ledger.open(broken, VirtualClock()):
-        assert assemble(open_run(broken.root), now_utc_ns=0).status == "running"
-    assert assemble(open_run(broken.root), now_utc_ns=0).status == "interrupted"
+        assert assemble(open_run(broken.root)).status == "running"
+    assert assemble(open_run(broken.root)).status == "interrupted"
 
 
 def test_control_characters_from_outside_are_dropped():

@@ -154,3 +154,26 @@ def test_small_dollars_keep_their_digits():
 
 def test_kept_text_breaks_only_between_words():
     assert words.keep("by 31 % [27, 36], 8 by 5 %") == "by 31\xa0% [27,\xa036], 8 by 5\xa0%"
+
+
+def test_an_unfinished_ladder_is_one_sentence_too(build, verdict):
+    common = {"kind": "ladder", "family": "depth", "reasons": ("partial",)}
+    report = build(
+        verdicts=tuple(
+            verdict(
+                f"depth:plain|depth={d}", "plain", f"depth={d}", "step_ms", r, 0.03, "unresolved", **common
+            )
+            for d, r in ((3, 1.2), (5, 1.4))
+        )
+    )
+    (headline,) = words.headlines(report)
+    assert (
+        headline.text == "step time against plain: 3 +20 % [17, 23], 5 +40 % [37, 43] - unresolved (partial)"
+    )
+
+
+def test_reasons_are_not_repeated_for_every_metric(verdict):
+    first = verdict("p", "a", "b", "step_ms", 1.2, 0.05, "unresolved", reasons=("partial",))
+    other = verdict("p", "a", "b", "accept_len", 1.0, 0, "unresolved", reasons=("no_spread", "partial"))
+    assert words.further(first, first) == "partial"
+    assert words.further(other, first) == "no spread"
