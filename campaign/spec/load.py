@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -151,13 +152,19 @@ def _spec(tree: Table) -> tuple[Spec | None, list[Problem]]:
     return _resolved(spec, parts), []
 
 
+@cache
+def _adapter(section: str) -> TypeAdapter[Any]:
+    """What reads one entry of a section."""
+    return TypeAdapter(get_args(Spec.model_fields[section].annotation)[1])
+
+
 def _parts(tree: Table, data: Mapping[str, Any], bad: set[tuple[str | int, ...]]) -> Parts:
     names: dict[str, frozenset[str] | None] = {}
     valid: dict[str, Any] = {}
     for section in _SECTIONS:
         entries = data.get(section, {})
         names[section] = frozenset(entries) if isinstance(entries, dict) else None
-        adapter = TypeAdapter[Any](get_args(Spec.model_fields[section].annotation)[1])
+        adapter = _adapter(section)
         valid[section] = {
             name: adapter.validate_python(entry, by_alias=True, by_name=False)
             for name, entry in (entries.items() if isinstance(entries, dict) else ())

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -89,6 +90,7 @@ def _assign(data: dict[str, Any], field: str, value: Any) -> None:
     data[last] = value
 
 
+@lru_cache(maxsize=256)
 def field_adapter(field: str) -> TypeAdapter[Any]:
     """What reads values of a dotted field of an arm. Raises NoSuchField."""
     owner: Any = Arm

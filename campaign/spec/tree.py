@@ -103,6 +103,16 @@ def parse(data: bytes | str, file: str, first_line: int | None = 1) -> tuple[Tre
         return None, [*builder.problems, Problem(file, at, "file", "", f"is not valid YAML: {why}", fix)]
 
 
+def _joined(text: str) -> str:
+    """Pairs of surrogate escapes, as JSON writes them, made one character; a lone one stays, for its field to refuse."""
+    if not any(0xD800 <= ord(c) <= 0xDFFF for c in text):
+        return text
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        return text
+
+
 class _Builder:
     """Builds the tree from parser events."""
 
@@ -170,7 +180,7 @@ class _Builder:
 
     def leaf(self, event: Any, _events: Iterator[Any], path: str, _depth: int) -> tuple[Tree, int]:
         plain = event.style is None
-        text = str(event.value)
+        text = _joined(str(event.value))
         if plain and text == "":
             self.note(event, path, "", "has no value", "write one, or remove the line for the default")
         null = plain and text in {"null", "~", "Null", "NULL", ""}
@@ -201,7 +211,7 @@ class _Builder:
                 )
             if event.tag is not None:
                 self.note(event, path, event.tag, "tags are not used here", "remove the tag")
-            key = str(event.value)
+            key = _joined(str(event.value))
             field = f"{path}.{key}" if path else key
             value_event = next(events)
             if getattr(value_event, "value", None) == "" and value_event.style is None:
