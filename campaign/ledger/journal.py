@@ -199,10 +199,21 @@ def read_events(path: Path) -> list[Event]:
     """
     if not path.is_file():
         raise LedgerError(_missing(path))
+    wal = path.with_name(path.name + "-wal")
+    if not wal.exists():
+        # Nobody writes: read without leaving files of SQLite's behind, also in a read-only folder.
+        try:
+            return _read(path, "immutable=1")
+        except LedgerError:
+            if not wal.exists():
+                raise
+            # A writer came in between: read it as a run that goes on.
+    return _read(path, "mode=ro")
+
+
+def _read(path: Path, mode: str) -> list[Event]:
     try:
-        with closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?{_mode(path)}", uri=True, timeout=10)
-        ) as db:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=10)) as db:
             _identify(db, path)
             return verify_chain(_select(db, path), path)
     except sqlite3.Error as error:
@@ -262,13 +273,6 @@ def _identify(db: sqlite3.Connection, path: Path) -> None:
         raise LedgerError(
             f"{path} is of ledger version {version}; this campaign reads up to {SCHEMA_VERSION}. Upgrade campaign"
         )
-
-
-def _mode(path: Path) -> str:
-    # A WAL database in a folder we may not write to opens only as immutable, which is true once no
-    # writer has left a WAL behind.
-    wal = path.with_name(path.name + "-wal")
-    return "mode=ro" if os.access(path.parent, os.W_OK) or wal.exists() else "immutable=1"
 
 
 def _select(db: sqlite3.Connection, path: Path) -> list[Event]:
