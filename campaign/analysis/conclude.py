@@ -77,7 +77,8 @@ def conclude(
 ) -> Conclusions:
     """Judge every comparison, anchor and ladder of a run.
 
-    rows: all rows of the run, or its valid ones only; superseded ones are ignored, void ones count as lost.
+    rows: of committed rounds, void ones among them where they can be had: they count as lost either way, and
+    say why. Superseded ones are ignored.
     usd_by_group: (session, group) -> dollars. partial: the run is not over, so a group that is not whole is
     `unresolved` with the reason `partial`, and anchors still to come are left out. overridden: session ->
     gates that were overridden, printed beside every verdict of the session; an override of the drift gate

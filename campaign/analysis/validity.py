@@ -30,7 +30,7 @@ class Soundness:
     fatal: tuple[str, ...]
     notes: tuple[str, ...]
     complete: bool
-    """Whether every planned request of both arms has a row, whatever became of it."""
+    """Whether every planned boot of both arms has rows: a round is committed as a whole or not at all."""
 
 
 def check(
@@ -56,7 +56,6 @@ def check(
         and r.validity != "superseded"
     ]
     planned = _planned(group, pair)
-    seen = Counter((r.arm, r.boot_index, r.slot, r.seed) for r in mine)
     got = Counter(
         (r.arm, r.boot_index, r.block) for r in mine if usable(r) and log_value(r, metric) is not None
     )
@@ -88,8 +87,9 @@ def check(
         fatal.add("mixed_simulated")
     if any("client_lag" in r.reasons for r in mine):
         notes.add("client_lag")
-    complete = all(seen[arm, boot, slot, seed] > 0 for arm, boot, slot, seed, _ in planned)
-    return Soundness(tuple(sorted(fatal)), tuple(sorted(notes - fatal)), complete and bool(planned))
+    booted = {(r.arm, r.boot_index) for r in mine}
+    complete = bool(planned) and all((arm, boot) in booted for arm, boot, *_ in planned)
+    return Soundness(tuple(sorted(fatal)), tuple(sorted(notes - fatal)), complete)
 
 
 def hit_rate(rows: Iterable[RequestRow]) -> float | None:

@@ -16,7 +16,8 @@ def paired(a, b):
 
 
 @pytest.fixture
-def two(rng=np.random.default_rng(5)):
+def two():
+    rng = np.random.default_rng(5)
     a = rng.lognormal(2, 0.1, 12)
     return a, a * rng.lognormal(0.01, 0.02, 12)
 
