@@ -62,7 +62,7 @@ def speculation(
     """Verify cost by width for one ladder of one session.
 
     boot: standard deviation of a boot's log step time. Reasons: `no_base`, `no_rows`, `no_drafts`,
-    `no_window`, `one_width`, `boot_sd_unknown` (intervals of these boots only), and `not_identified:WHAT`
+    `one_width`, `boot_sd_unknown` (intervals of these boots only), and `not_identified:WHAT`
     for each invariant that the counters or the
     result break; `depth_not_honoured` where the engine drafted more than it was asked.
     """
