@@ -27,6 +27,7 @@ _ENV = {
 _STORE_BYTES = 80 * 2**20
 """Nothing large crosses Ray: the smallest object store it accepts comfortably."""
 NAMESPACE = "campaign"
+START_TRIES = 3
 
 
 class Cluster:
@@ -46,15 +47,22 @@ class Cluster:
 
     def __enter__(self) -> Self:
         os.environ.pop("RAY_ADDRESS", None)
-        if self._address is None:
-            self._start_own()
-        else:
-            self._init(address=self._address)
+        try:
+            if self._address is None:
+                self._start_own()
+            else:
+                self._init(address=self._address)
+        except BaseException:
+            self._close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         import ray
 
         ray.shutdown()
@@ -64,9 +72,14 @@ class Cluster:
             self._sweeper.wait(30)
 
     def _start_own(self) -> None:
+        if "ray" in sys.modules and any(os.environ.get(key) != value for key, value in _ENV.items()):
+            raise RayError(
+                f"Ray was imported before its settings were made. Fix: set {_ENV} first, or use `ray: {{mode: inline}}`"
+            )
         os.environ.update(_ENV)
-        # A token of this cluster alone, not the one Ray would leave in the home folder.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        if "ray" not in sys.modules:
+            # A token of this cluster alone, not the one Ray would leave in the home folder.
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         token = f"CAMPAIGN_CLUSTER={secrets.token_hex(8)}"
         key, value = token.split("=")
         os.environ[key] = value
@@ -95,10 +108,20 @@ class Cluster:
 
     def _init(self, **options: Any) -> None:
         import ray
+        from tenacity import RetryError, Retrying, retry_if_exception_message, stop_after_attempt
 
+        # Ray gives a node 30 s to start, whatever the machine is busy with. Nothing runs in it yet.
+        slow = retry_if_exception_message(match=".*timed out during startup.*")
         try:
-            ray.init(namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **options)
+            for attempt in Retrying(stop=stop_after_attempt(START_TRIES), retry=slow):
+                with attempt:
+                    try:
+                        ray.init(namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **options)
+                    except BaseException:
+                        ray.shutdown()
+                        raise
         except Exception as error:
+            cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
             raise RayError(
-                f"Ray did not start: {error}. Fix: `ray: {{mode: inline}}` runs without it"
+                f"Ray did not start: {cause}. Fix: `ray: {{mode: inline}}` runs without it"
             ) from error

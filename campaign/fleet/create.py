@@ -24,7 +24,7 @@ from campaign.spec.load import Loaded
 from campaign.store import ballast
 from campaign.store.folder import FolderStore
 from campaign.store.layout import RunDir
-from campaign.workloads.packs import Prompts
+from campaign.workloads.packs import Prompt, Prompts
 
 
 def install_id() -> str:
@@ -63,9 +63,7 @@ def create_run(
         ballast.take(run_dir)
         store = FolderStore(run_dir)
         for name, pack in prompts.items():
-            store.put_json(
-                "workloads", name, {"sha256": pack.sha256, "items": [asdict(p) for p in pack.items]}
-            )
+            store.put_json("workloads", name, asdict(pack))
     except OSError as error:
         raise StoreError(
             f"cannot write under {results}: {error.strerror}. Fix: give `store:` a folder you can write"
@@ -109,19 +107,18 @@ def _registration(loaded: Loaded, plan: CampaignPlan, run: str) -> dict[str, Any
 
 def read_prompts(run_dir: RunDir) -> dict[str, Prompts]:
     """The prompts as they were rendered when the run was made."""
-    from campaign.workloads.packs import Prompt
-
     found = {}
     for path in sorted((run_dir.root / "workloads").glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
-        items = tuple(
-            Prompt(
-                slot=i["slot"],
-                messages=tuple(i["messages"]) if i["messages"] else None,
-                text=i["text"],
-                sha256=i["sha256"],
-            )
-            for i in data["items"]
+        spare = data["warmup"]
+        found[path.stem] = Prompts(
+            sha256=data["sha256"],
+            items=tuple(_prompt(item) for item in data["items"]),
+            warmup=None if spare is None else _prompt(spare),
         )
-        found[path.stem] = Prompts(sha256=data["sha256"], items=items)
     return found
+
+
+def _prompt(data: Mapping[str, Any]) -> Prompt:
+    messages = data["messages"]
+    return Prompt(data["slot"], None if messages is None else tuple(messages), data["text"], data["sha256"])

@@ -1,6 +1,7 @@
 """Makes the session agent of the local provider: the contract's parts, put together."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from campaign.budget.machine import Decision
@@ -53,6 +54,7 @@ class LocalAgentFactory:
                 clock=self._clock,
                 cpus=engine_cores(threads),
                 progress=progress,
+                disk=ThreadPoolExecutor(1, thread_name_prefix="journal"),
                 stopping=stopping,
             )
             return SessionAgent(

@@ -14,7 +14,8 @@ from campaign.ledger.events import NewEvent
 from campaign.ledger.model import Lease, RunState
 from campaign.money import bill
 from campaign.plan.model import CampaignPlan
-from campaign.store.base import Recovered, Store
+from campaign.store.base import Recovered
+from campaign.store.folder import FolderStore
 from campaign.store.layout import RunDir
 
 
@@ -35,33 +36,38 @@ def agent_events(run_dir: RunDir) -> list[NewEvent]:
     return [event for path in sorted(run_dir.journals.glob("*.jsonl")) for event in read_agent(path)]
 
 
-def supersede(store: Store, state: RunState) -> list[NewEvent]:
-    """Seal the rows of rounds that were begun and not committed, and say so."""
-    cells: dict[tuple[str, str, int], list[Recovered]] = {}
+def supersede(store: FolderStore, state: RunState) -> list[NewEvent]:
+    """Seal the rows of rounds that were begun and not committed as superseded, and say so."""
+    rounds: dict[tuple[str, str, int], list[Recovered]] = {}
     for cell in store.recover():
-        cells.setdefault((cell.session, _round_of(cell), cell.boot_attempt), []).append(cell)
-    for round_ in state.rounds.values():
-        if round_.state == "begun":
-            cells.setdefault((round_.session, round_.id, round_.attempt), [])
+        rounds.setdefault((cell.session, _round_of(cell), cell.boot_attempt), []).append(cell)
+    for key, how in state.attempt_states.items():
+        if how == "begun":
+            rounds.setdefault(key, [])
+    # Sealed just before a crash, and not in any commit: whole files that must not read as valid.
+    for name, file in store.sealed_cells():
+        if file.path not in state.files:
+            store.open_cell(name.session, name.cell, name.boot_attempt).seal("superseded")
     events = []
-    for (session, round_id, attempt), found in cells.items():
-        state_then = state.attempt_states.get((session, round_id, attempt))
+    for (session, round_id, attempt), cells in rounds.items():
+        if state.attempt_states.get((session, round_id, attempt)) == "committed":
+            continue
         sealed = [
             {
                 "cell": cell.cell,
                 "files": [f.path for f in store.open_cell(session, cell.cell, attempt).seal("superseded")],
                 "rows": len(cell.rows),
             }
-            for cell in found
+            for cell in cells
         ]
-        if state_then in {"committed", "superseded"}:
+        if state.attempt_states.get((session, round_id, attempt)) == "superseded":
             continue
         payload = {
             "round_id": round_id,
             "attempt": attempt,
             "cells": sealed,
-            "possibly_spent": sum(len(cell.possibly_spent) for cell in found),
-            "torn_bytes": sum(cell.torn_bytes for cell in found),
+            "possibly_spent": sum(len(cell.possibly_spent) for cell in cells),
+            "torn_bytes": sum(cell.torn_bytes for cell in cells),
         }
         events.append(NewEvent("round_superseded", payload, session))
     return events

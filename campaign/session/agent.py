@@ -77,6 +77,7 @@ class SessionAgent:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
             ctx.progress.state = state
+            ctx.disk.shutdown()
             ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
         return state
 

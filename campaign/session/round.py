@@ -5,10 +5,11 @@ the round is done again as a whole under the next attempt.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from campaign.clock import Clock
 from campaign.engines.base import BootOrder, BootRecord, Counters
@@ -31,6 +32,8 @@ from campaign.store.base import CellWriter, Store
 from campaign.store.layout import RunDir, flat
 from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompts
+
+T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -88,6 +91,8 @@ class SessionContext:
     cpus: tuple[int, ...]
     """Cores the engines are pinned to; empty where there are too few to set apart."""
     progress: Progress
+    disk: Executor
+    """One worker: writes of request journals, in order."""
     stopping: asyncio.Event
     """Set once the session has been told to stop."""
 
@@ -238,13 +243,17 @@ class RoundRunner:
         boot = self._boots[request.arm]
         engine = get_engine(boot.arm.config.engine or "")
         fields = identity_fields(ctx.who, self._group, self._round, boot, request, phase)
-        prompts = ctx.prompts[self._group.workload].items
-        prompt = prompts[request.slot % len(prompts)]
+        prompts = ctx.prompts[self._group.workload]
+        if request.slot < len(prompts.items):
+            prompt = prompts.items[request.slot]
+        else:
+            # Warm-up has a prompt of its own; a pack that is used whole has none to spare.
+            prompt = prompts.warmup or prompts.items[0]
         ctx.progress.state, ctx.progress.cell, ctx.progress.phase = "measuring", boot.cell, phase
         # Only a request that is alone on its server may claim the server's counters.
         before = await self._counters(boot.record.boot_id) if alone else None
         writer = self._writers[request.arm]
-        writer.begin(fields)
+        await self._on_disk(writer.begin, fields)
         outcome = await ctx.ports.client.run(
             make_job(
                 fields,
@@ -259,8 +268,12 @@ class RoundRunner:
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
-        writer.finish(row)
+        await self._on_disk(writer.finish, row)
         await self._judge(row, boot)
+
+    async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
+        # An fsync in the event loop would delay the stamps of other requests in flight.
+        await asyncio.get_running_loop().run_in_executor(self._ctx.disk, write, what)
 
     async def _counters(self, name: str) -> Counters | None:
         # What the last scrape said still holds: nothing else talks to this server.
@@ -276,6 +289,8 @@ class RoundRunner:
             progress.errors_in_a_row = 0
             return
         progress.errors_in_a_row += 1
+        # Asking whether it lives sends it a token: its counters move.
+        progress.last_counters.pop(boot.record.boot_id, None)
         if not await self._ctx.ports.host.alive(boot.record.boot_id):
             kind, tail = await self._ctx.ports.host.why_dead(boot.record.boot_id)
             raise EngineError(kind, f"{boot.record.boot_id}: the server is gone ({kind}): {tail}")

@@ -43,6 +43,8 @@ class Prompts:
     sha256: str
     """Of the canonical JSON of all prompts, one line each."""
     items: tuple[Prompt, ...]
+    warmup: Prompt | None = None
+    """The next prompt of the pack, for warm-up; None where the workload uses the whole pack. Not pinned."""
 
 
 class _Bad(Exception):
@@ -115,9 +117,9 @@ def _load(workload: Workload, base_dir: Path) -> Prompts:
         raise _Bad(
             "n", workload.n, f"{workload.pack} has {len(lines)} prompts", f"write at most {len(lines)}"
         )
-    rendered = [_render(line, workload.endpoint, name, number) for number, line in lines[: workload.n]]
+    rendered = [_render(line, workload.endpoint, name, number) for number, line in lines[: workload.n + 1]]
     texts = [json.dumps(r, sort_keys=True, separators=(",", ":"), ensure_ascii=False) for r in rendered]
-    items = tuple(
+    slots = tuple(
         Prompt(
             slot=slot,
             messages=tuple(r["messages"]) if "messages" in r else None,
@@ -126,11 +128,12 @@ def _load(workload: Workload, base_dir: Path) -> Prompts:
         )
         for slot, (r, text) in enumerate(zip(rendered, texts, strict=True))
     )
+    items, texts = slots[: workload.n], texts[: workload.n]
     digest = hashlib.sha256("".join(f"{t}\n" for t in texts).encode()).hexdigest()
     if workload.sha256 is not None and workload.sha256 != digest:
         why = f"the rendered prompts of {workload.pack} have SHA-256 {digest}: they are not the pinned ones"
         raise _Bad("sha256", workload.sha256, why, "restore the pinned pack, or pin the new prompts")
-    return Prompts(digest, items)
+    return Prompts(digest, items, slots[workload.n] if len(slots) > workload.n else None)
 
 
 def _read(pack: str, base_dir: Path) -> tuple[str, list[tuple[int, Any]]]:
