@@ -67,17 +67,16 @@ def _report(drive: Drive, console: "Console", *, as_json: bool) -> list[str]:
     """Write report.html and report.json, print the report; what `fail_on` says of it."""
     import click
 
-    from campaign.report import html, jsonview, terminal
+    from campaign.report import files, jsonview
     from campaign.report.assemble import assemble
     from campaign.store.run import open_run
 
     report = assemble(open_run(str(drive.run_dir.root)))
-    html.write(report, drive.run_dir.report_html)
-    html.replace_text(drive.run_dir.report_json, jsonview.dumps(report))
     if as_json:
+        files.write(report, drive.run_dir)
         click.echo(jsonview.dumps(report), nl=False)
     else:
-        terminal.render(report, console)
+        files.publish(report, drive.run_dir, console)
     return failures(drive.spec.fail_on, report.primary)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign import __version__
+from campaign.budget.rules import registration
 from campaign.clock import Clock, iso
 from campaign.errors import StoreError
 from campaign.ledger.events import NewEvent
@@ -84,7 +85,7 @@ def _fresh_folder(results: Path, name: str) -> Path:
 
 
 def _registration(loaded: Loaded, plan: CampaignPlan, run: str) -> dict[str, Any]:
-    spec = loaded.spec
+    spec, registered = loaded.spec, registration(loaded.spec)
     return {
         "run": run,
         "campaign": spec.campaign,
@@ -92,13 +93,10 @@ def _registration(loaded: Loaded, plan: CampaignPlan, run: str) -> dict[str, Any
         "canonical_sha256": loaded.canonical_sha256,
         "plan_sha256": sha256(codec.dump(plan)).hexdigest(),
         "cap_usd_micro": plan.cap_usd,
-        "gates": spec.gates.model_dump(mode="json"),
-        "rules": {
-            "anchor": spec.anchor.model_dump(mode="json"),
-            "statistics": spec.statistics.model_dump(mode="json"),
-            "fail_on": spec.fail_on.model_dump(mode="json"),
-            "comparisons": [asdict(c) for s in plan.sessions for c in s.comparisons],
-        },
+        "gates": registered["gates"],
+        "rules": registered["rules"],
+        "rules_sha256": registered["rules_sha256"],
+        "comparisons": [asdict(c) for s in plan.sessions for c in s.comparisons],
         "version": __version__,
         "install_id": install_id(),
         "simulated": False,

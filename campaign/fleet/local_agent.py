@@ -56,6 +56,7 @@ class LocalAgentFactory:
                 progress=progress,
                 disk=ThreadPoolExecutor(1, thread_name_prefix="journal"),
                 stopping=stopping,
+                overrides=frozenset(job.overrides),
             )
             return SessionAgent(
                 ctx,
@@ -64,7 +65,6 @@ class LocalAgentFactory:
                 deadline_utc_ns=intent.deadline_utc_ns,
                 attempts=job.attempts,
                 done=frozenset(job.done),
-                overrides=frozenset(job.overrides),
             )
 
         journal = AgentJournal(

@@ -51,7 +51,7 @@ def new_drive(
     prompts = packs.load_all(loaded, base_dir)
     run_dir, created = create_run(loaded, plan, prompts, results, clock)
     jobs = make_jobs(
-        run_dir, loaded.canonical, plan.sessions, spec, done={}, attempts={}, overrides=overrides
+        run_dir, loaded.canonical, plan.sessions, spec, done={}, attempts={}, overrides=gates_of(overrides)
     )
     return Drive(run_dir, spec, plan, jobs, [created, *overrides], create=True)
 
@@ -72,8 +72,9 @@ def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock |
     run_dir.stop_file.unlink(missing_ok=True)
     left = left_to_do(state, plan)
     sessions = [s for s in plan.sessions if s.name not in left.finished]
+    gates = [*(o.gate for o in state.overridden), *gates_of(overrides)]
     jobs = make_jobs(
-        run_dir, canonical, sessions, spec, done=left.done, attempts=left.attempts, overrides=overrides
+        run_dir, canonical, sessions, spec, done=left.done, attempts=left.attempts, overrides=gates
     )
     return Drive(run_dir, spec, plan, jobs, list(overrides), create=False)
 
@@ -121,6 +122,11 @@ def only(spec: Spec, pair: str) -> Spec:
     return spec.model_copy(update={"sessions": sessions})
 
 
+def gates_of(overrides: Sequence[NewEvent]) -> list[str]:
+    """The gates that override events name."""
+    return [event.payload["gate"] for event in overrides]
+
+
 def make_jobs(
     run_dir: RunDir,
     canonical: bytes,
@@ -129,7 +135,7 @@ def make_jobs(
     *,
     done: Mapping[str, tuple[str, ...]],
     attempts: Mapping[str, Mapping[str, int]],
-    overrides: Sequence[NewEvent],
+    overrides: Sequence[str],
 ) -> list[SessionJob]:
     """One job a session."""
     return [
@@ -143,7 +149,7 @@ def make_jobs(
             spec_json=canonical.decode(),
             attempts=dict(attempts.get(session.name, {})),
             done=done.get(session.name, ()),
-            overrides=tuple(o.payload["gate"] for o in overrides),
+            overrides=tuple(overrides),
         )
         for session in sessions
     ]

@@ -10,10 +10,11 @@ from typing import Literal
 
 from campaign.analysis.drift import judge
 from campaign.analysis.model import AnchorResult
+from campaign.budget.machine import Trip
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session.ports import Command, Control
-from campaign.session.round import RoundRunner, SessionContext, Stopped, TooManyErrors
+from campaign.session.round import RoundRunner, SessionContext, Stopped, Tripped
 from campaign.store import ballast
 from campaign.store.row import RequestRow
 
@@ -41,12 +42,11 @@ class SessionAgent:
         deadline_utc_ns: int,
         attempts: Mapping[str, int],
         done: frozenset[str],
-        overrides: frozenset[str] = frozenset(),
         prior_boot_sd: float | None = None,
     ) -> None:
         self._ctx, self._control, self._admit = ctx, control, admit
         self._deadline, self._attempts, self._done = deadline_utc_ns, dict(attempts), done
-        self._overrides, self._prior_boot_sd = overrides, prior_boot_sd
+        self._prior_boot_sd = prior_boot_sd
         planned = [r for g in ctx.plan.groups for r in g.rounds if r.id not in done]
         ctx.progress.total = sum(len(r.warmup) + len(r.sequence) for r in planned)
 
@@ -67,9 +67,9 @@ class SessionAgent:
             state, reason = "done", ""
         except Stopped as stop:
             state, reason = ("tripped" if stop.command.gate else "stopped"), stop.command.why
-        except TooManyErrors as error:
-            self._trip("max_consecutive_errors", str(error.count), str(error.limit), error.last)
-            state, reason = "tripped", str(error)
+        except Tripped as error:
+            self._trip(error.trip)
+            state, reason = "tripped", error.trip.why
         except CampaignError as error:
             ballast.give_back(ctx.run_dir, error)
             state, reason, exit_code = "failed", str(error), error.exit_code
@@ -124,6 +124,7 @@ class SessionAgent:
             anchor=ctx.spec.anchor,
             declared_boot_sd=declared,
             prior_boot_sd=self._prior_boot_sd,
+            planned=sum(g.kind == "anchor" for g in ctx.plan.groups),
         )
         ctx.emit(
             "anchor_judged",
@@ -144,15 +145,21 @@ class SessionAgent:
             )
 
     def _gate(self, gate: str, value: str, limit: str, detail: str) -> None:
-        if gate in self._overrides:
+        if gate in self._ctx.overrides:
             return
-        self._trip(gate, value, limit, detail)
-        raise Stopped(
-            Command(stop=True, why=f"gate {gate}: {value} against limit {limit} ({detail})", gate=gate)
-        )
+        trip = Trip(gate, value, limit, detail, self._ctx.who.session)
+        self._trip(trip)
+        raise Stopped(Command(stop=True, why=trip.why, gate=gate))
 
-    def _trip(self, gate: str, value: str, limit: str, detail: str) -> None:
-        self._ctx.emit("gate_tripped", gate=gate, value=value, limit=limit, detail=detail)
+    def _trip(self, trip: Trip) -> None:
+        self._ctx.emit(
+            "gate_tripped",
+            gate=trip.gate,
+            value=trip.value,
+            limit=trip.limit,
+            detail=trip.detail,
+            lease=self._ctx.who.lease,
+        )
 
     # --- time
 
@@ -168,8 +175,11 @@ class SessionAgent:
         while True:
             command = await self._control.poll()
             if command is None and ctx.clock.utc_ns() >= self._deadline:
-                self._trip("lease_time", "deadline reached", "the lease", ctx.who.lease)
-                command = Command(stop=True, why=f"lease {ctx.who.lease} is over", gate="lease_time")
+                trip = Trip(
+                    "lease_time", "deadline reached", "the lease", f"lease {ctx.who.lease}", ctx.who.session
+                )
+                self._trip(trip)
+                command = Command(stop=True, why=trip.why, gate=trip.gate)
             if command is not None and command.stop:
                 ctx.progress.command = command
                 ctx.stopping.set()

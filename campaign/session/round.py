@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
+from campaign.budget.machine import Trip, over
 from campaign.clock import Clock
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.engines.registry import get as get_engine
@@ -44,12 +45,12 @@ class Stopped(Exception):
         super().__init__(command.why)
 
 
-class TooManyErrors(Exception):
-    """Requests failed in a row; says how many, the limit and the last error."""
+class Tripped(Exception):
+    """The data left a gate; the round is void."""
 
-    def __init__(self, count: int, limit: int, last: str) -> None:
-        self.count, self.limit, self.last = count, limit, last
-        super().__init__(f"{count} requests failed in a row (limit {limit}); the last: {last}")
+    def __init__(self, trip: Trip) -> None:
+        self.trip = trip
+        super().__init__(trip.why)
 
 
 class Marker(Protocol):
@@ -95,6 +96,8 @@ class SessionContext:
     """One worker: writes of request journals, in order."""
     stopping: asyncio.Event
     """Set once the session has been told to stop."""
+    overrides: frozenset[str]
+    """Gates that a person has overridden, on record."""
 
     def emit(self, type_: str, **payload: Any) -> None:
         """Append to the session's journal; durable on return."""
@@ -116,9 +119,11 @@ class RoundRunner:
         self._workload = ctx.spec.workloads[group.workload]
         self._boots: dict[str, Measured] = {}
         self._writers: dict[str, CellWriter] = {}
+        self._rows: dict[str, list[bool]] = {}
+        """Arm -> of each measured request, whether its row is valid."""
 
     async def run(self) -> None:
-        """Do the round and commit it. Raises Stopped, TooManyErrors or EngineError; never commits half."""
+        """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
         ctx, start_ns = self._ctx, self._ctx.clock.monotonic_ns()
         ctx.emit("round_started", round_id=self._round.id, attempt=self._attempt)
         try:
@@ -130,7 +135,7 @@ class RoundRunner:
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
             await self._commit(start_ns)
-        except (EngineError, TooManyErrors) as error:
+        except (EngineError, Tripped) as error:
             self._void(str(error))
             raise
         finally:
@@ -269,6 +274,8 @@ class RoundRunner:
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
+        if phase != "warmup":
+            self._rows.setdefault(request.arm, []).append(row.validity == "valid")
         await self._judge(row, boot)
 
     async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
@@ -297,9 +304,18 @@ class RoundRunner:
         if "timeout" in row.reasons:
             limit = self._ctx.spec.gates.request_timeout.total_seconds()
             raise EngineError("hung", f"{boot.record.boot_id}: no answer within {limit:g} s")
-        limit_n = self._ctx.spec.gates.max_consecutive_errors
-        if progress.errors_in_a_row >= limit_n:
-            raise TooManyErrors(progress.errors_in_a_row, limit_n, row.error or row.error_code or row.state)
+        last = row.error or row.error_code or row.state
+        self._gate(
+            "max_consecutive_errors",
+            progress.errors_in_a_row,
+            self._ctx.spec.gates.max_consecutive_errors - 1,
+            last,
+        )
+
+    def _gate(self, gate: str, value: float, limit: float, detail: str) -> None:
+        trip = over(gate, value, limit, detail, self._ctx.who.session)
+        if trip is not None and gate not in self._ctx.overrides:
+            raise Tripped(trip)
 
     def _sidecars(self, boot: Measured) -> str:
         return str(self._ctx.run_dir.chunks / flat(f"{self._ctx.who.session}/{boot.cell}@{self._attempt}"))
@@ -307,6 +323,10 @@ class RoundRunner:
     # --- the end
 
     async def _commit(self, start_ns: int) -> None:
+        for arm, valid in self._rows.items():
+            void = valid.count(False)
+            detail = f"{self._boots[arm].cell}: {void} of {len(valid)} rows void"
+            self._gate("max_void_share", void / len(valid), self._ctx.spec.gates.max_void_share, detail)
         telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
         cells = [
             {
