@@ -22,6 +22,10 @@ VERBS = {
     "report": "Verdicts, anchors and spend: terminal, HTML, Markdown or JSON.",
     "spend": "Where the dollars went.",
     "stop": "Ask a running campaign to stop, tear down and settle.",
+    "import": "Published result files as a run folder.",
+    "verify": "Recompute every printed number from the raw rows; name each difference.",
+    "cells": "One line per cell: rates, tokens per step, step times.",
+    "compare": "Two runs across sessions: a separate result that carries the session variance.",
 }
 
 
@@ -34,7 +38,9 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"campaign.cli.{cmd_name}").command
+        # `import` is a word of Python, so its module is `import_`.
+        module = "import_" if cmd_name == "import" else cmd_name
+        command = importlib.import_module(f"campaign.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
 
