@@ -134,6 +134,13 @@ def verdict_json(v: Verdict, source: str | None = None) -> dict[str, Any]:
         "p_adjusted": v.p_adjusted,
         "ratio_median": v.ratio_median,
         "boot_sd_overturn": v.boot_sd_overturn,
+        "supposed_boot_sd": [
+            {"boot_sd": sd, "lo": lo, "hi": hi, "differs": differs} for sd, lo, hi, differs in v.supposed
+        ],
+        "margin_smallest": v.margin_smallest,
+        "lo_bootstrap": v.lo_bootstrap,
+        "hi_bootstrap": v.hi_bootstrap,
+        "bootstrap": None if v.lo_bootstrap is None else "BCa" if v.bootstrap_claims else "BCa, n below 16: no claim",
         "blocks": [{"block": block, "log_ratio": value} for block, value in v.blocks],
         "source": source,
     }
