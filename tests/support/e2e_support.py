@@ -27,7 +27,7 @@ SMALL = (
     "workloads.health.n=2",
     "anchor.boots=1",
     "anchor.between=false",
-    "workloads.copy.max_tokens=12",
+    "workloads.copy.max_tokens=32",
     "workloads.chat.max_tokens=12",
     "workloads.health.max_tokens=12",
 )
