@@ -162,7 +162,11 @@ def group(rng, comp, law, design, n, k, shift=0.0):
 def history(rng, comp, law, design, n):
     """The boot sd that past runs of the store give, with its degrees of freedom."""
     found = pool(
-        [s for _ in range(HISTORY) if (s := split(group(rng, comp, law, design, n, 4), resident=design == "alternated"))]
+        [
+            s
+            for _ in range(HISTORY)
+            if (s := split(group(rng, comp, law, design, n, 4), resident=design == "alternated"))
+        ]
     )
     blank = {m: 0.0 for m in METRICS}
     return Prior(blank, {"step_ms": found.sd}, blank, {"step_ms": found.df}, source="prior")
@@ -278,7 +282,15 @@ def drift_alarms(reps, seed, delta=0.01, anchors=4, boots=2, n=3):
                 for s in range(n)
             ]  # fmt: skip
         said = [
-            judge(name, rows, session="s", anchor=plan, declared_boot_sd=STEP["boot"], prior_boot_sd=None, planned=anchors)
+            judge(
+                name,
+                rows,
+                session="s",
+                anchor=plan,
+                declared_boot_sd=STEP["boot"],
+                prior_boot_sd=None,
+                planned=anchors,
+            )
             for name in rows
         ]
         alarms += any(a.ok is False for a in said)
@@ -298,7 +310,12 @@ def dollars(reps, seed):
             # The habit: 16 requests a boot, the question asked in tok/s, boots repeated until it is answered.
             habit = needed_boots("decode_tok_s", 16, difference, known, "blocks", at_most=512)
             habit_usd = None if habit is None else price(COSTS, habit, 16)
-            best = next(iter(cheapest(metric, difference, known, COSTS, designs=("alternated", "blocks"), df_boot=24)), None)
+            best = next(
+                iter(
+                    cheapest(metric, difference, known, COSTS, designs=("alternated", "blocks"), df_boot=24)
+                ),
+                None,
+            )
             early = None
             if best is not None:
                 early = best.usd * early_share(rng, comp, difference, best, max(60, reps // 10))
@@ -364,7 +381,9 @@ def promises(reps, seed, workers):
 
 def show(found):
     """The tables of docs/STATISTICS.md."""
-    print("| metric | noise | design | n | A/A different (upper) | these boots only | coverage | false equivalent |")
+    print(
+        "| metric | noise | design | n | A/A different (upper) | these boots only | coverage | false equivalent |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for r in found["verdicts"]:
         print(
@@ -373,10 +392,16 @@ def show(found):
             f"| {r['false_equivalent']:.1%} |"
         )
     for r in found["stopping"]:
-        print(f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) | {r['false_stops_plain_t']:.1%} |")
+        print(
+            f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) | {r['false_stops_plain_t']:.1%} |"
+        )
     c, d = found["champion"], found["drift"]
-    print(f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} +- {c['se']:.2f} sd")
-    print(f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), stated {d['stated']:.0%}")
+    print(
+        f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} +- {c['se']:.2f} sd"
+    )
+    print(
+        f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), stated {d['stated']:.0%}"
+    )
     for r in found["dollars"]:
         print(r)
 
@@ -387,7 +412,9 @@ def main():
     parser.add_argument("--reps", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=20260701)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--widths", type=int, default=0, help="sessions a setting of the width table; 0 leaves it out")
+    parser.add_argument(
+        "--widths", type=int, default=0, help="sessions a setting of the width table; 0 leaves it out"
+    )
     args = parser.parse_args()
     found = promises(args.reps, args.seed, args.workers)
     show(found)

@@ -127,7 +127,10 @@ def match(
             if x.name in left and y.name in right:
                 found.append((left.pop(x.name), right.pop(y.name), how))
 
-    for way, same in (("hash", lambda x, y: x.hash == y.hash), ("series" if series else "name", lambda x, y: x.name == y.name)):
+    for way, same in (
+        ("hash", lambda x, y: x.hash == y.hash),
+        ("series" if series else "name", lambda x, y: x.name == y.name),
+    ):
         take([(x, y) for x in list(left.values()) for y in list(right.values()) if same(x, y)], way)
     near = [(x, y) for x in left.values() for y in right.values() if len(changed(x, y)) == 1]
     once = [

@@ -100,5 +100,11 @@ def replicates(arm_hash: str, repeats: Mapping[str, float]) -> Replicates:
     mean = _mean(logs)
     sd = math.sqrt(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1)) if len(logs) > 1 else None
     return Replicates(
-        arm_hash, tuple(sorted(repeats)), len(logs), math.exp(mean), sd, math.exp(min(logs)), math.exp(max(logs))
+        arm_hash,
+        tuple(sorted(repeats)),
+        len(logs),
+        math.exp(mean),
+        sd,
+        math.exp(min(logs)),
+        math.exp(max(logs)),
     )

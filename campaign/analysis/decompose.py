@@ -104,13 +104,19 @@ def decompose(
     """From the rows of one session and workload at concurrency 1; None where no arm drafts."""
     mine: dict[str, list[RequestRow]] = defaultdict(list)
     for r in sorted(rows, key=lambda r: r.key):
-        if usable(r) and r.session == session and r.workload == workload and r.concurrency == 1 and r.window_ms:
+        if (
+            usable(r)
+            and r.session == session
+            and r.workload == workload
+            and r.concurrency == 1
+            and r.window_ms
+        ):
             mine[r.arm].append(r)
     drafting = [a for a in arms if a.method is not None and a.depth and mine.get(a.name)]
     if not drafting:
         return None
     base = next((mine[a.name] for a in arms if a.method is None and mine.get(a.name)), [])
-    t1 = _interval([base], lambda t: _ratio(t[0], _window, _steps)) if base else Interval(None, None, None)
+    t1 = _ratio_interval(base, _steps) if base else Interval(None, None, None)
     free: dict[str, list[Drafter]] = defaultdict(list)
     for a in drafting:
         if weights_free(str(a.method)):
@@ -163,7 +169,7 @@ def _verified(arm: Drafter, rows: Sequence[RequestRow], line: Sequence[Sequence[
         reasons.append("depth_not_honoured")
     if tau is not None and honoured and tau > arm.depth + 1 + 1e-9:
         reasons.append("not_identified:accept_len_above_width")
-    step = _interval([rows], lambda t: _sum_verify(t[0])) if drafts else Interval(None, None, None)
+    step = _ratio_interval(rows, _drafts) if drafts else Interval(None, None, None)
     conditional = _conditional(rows)
     shares = [c.value for c in conditional[1:] if c.value is not None]
     if any(v > 1 + 1e-9 for v in shares):
@@ -229,11 +235,17 @@ def _steps(r: RequestRow) -> float:
     return float(r.steps or 0)
 
 
+def _drafts(r: RequestRow) -> float:
+    return float(r.drafts or 0)
+
+
 def _tokens(r: RequestRow) -> float:
     return float(r.tokens_in_window or 0)
 
 
-def _ratio(rows: Rows, top: Callable[[RequestRow], float], bottom: Callable[[RequestRow], float]) -> float | None:
+def _ratio(
+    rows: Rows, top: Callable[[RequestRow], float], bottom: Callable[[RequestRow], float]
+) -> float | None:
     below = math.fsum(bottom(r) for r in rows)
     return math.fsum(top(r) for r in rows) / below if below > 0 else None
 
@@ -247,7 +259,7 @@ def _width(rows: Rows) -> float | None:
 
 def _sum_verify(rows: Rows) -> float | None:
     # Undrafted steps are left in where a drafter skipped none; where it did, `speculation` takes them out.
-    return _ratio(rows, _window, lambda r: float(r.drafts or 0))
+    return _ratio(rows, _window, _drafts)
 
 
 def _median_verify(rows: Rows) -> float | None:
@@ -281,6 +293,22 @@ def _line(tables: Sequence[Rows], statistic: Callable[[Rows], float | None], at:
     return None if fit is None else fit[1] + fit[2] * (at - fit[0])
 
 
+def _ratio_interval(rows: Rows, bottom: Callable[[RequestRow], float]) -> Interval:
+    """Window over a count, summed, with a percentile bootstrap over prompts; all resamples at once."""
+    value = _ratio(rows, _window, bottom)
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for r in rows:
+        sums[r.block][0] += _window(r)
+        sums[r.block][1] += bottom(r)
+    if value is None or len(sums) < 3:
+        return Interval(value, None, None)
+    table = np.array(list(sums.values()))
+    pick = np.random.default_rng(20260701).integers(0, len(table), (RESAMPLES, len(table)))
+    drawn = table[pick].sum(axis=1)
+    lo, hi = (float(q) for q in np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1e-12), [0.025, 0.975]))
+    return Interval(value, lo, hi)
+
+
 def _interval(
     tables: Sequence[Rows], statistic: Callable[[Sequence[Rows]], float | None], *, paired: bool = False
 ) -> Interval:
@@ -293,7 +321,7 @@ def _interval(
         return Interval(value, None, None)
     rng = np.random.default_rng(20260701)
     draws = []
-    for _ in range(RESAMPLES if len(tables) * len(names[0]) <= 64 else 400):
+    for _ in range(1000):
         once = rng.integers(0, len(names[0]), len(names[0])) if paired else None
         drawn = []
         for own, of in zip(names, blocks, strict=True):

@@ -148,7 +148,9 @@ def _same_arm(
     total = added + within
     if total <= 0:
         return found
-    return Estimate(found.mean, ((math.sqrt(total), total**2 / (within**2 / residual_df) if within else KNOWN_DF),))
+    return Estimate(
+        found.mean, ((math.sqrt(total), total**2 / (within**2 / residual_df) if within else KNOWN_DF),)
+    )
 
 
 def _boot_sd(

@@ -32,6 +32,8 @@ class CellEconomics:
     tok_s_per_gpu: float | None
     interactivity: float | None
     """tok/s of one user: median decode rate."""
+    rate_se: float | None
+    """Standard error of the log rate: between waves or prompts, and between boots where there are two or more."""
     usd_per_mtok_spent: float | None
     usd_per_mtok_node: float | None
     joules_per_token: float | None
@@ -116,11 +118,26 @@ def _cell(
         tok_s=tok_s,
         tok_s_per_gpu=tok_s / count if tok_s is not None and count else None,
         interactivity=float(np.median(speeds)) if speeds else None,
+        rate_se=_rate_se(rows),
         usd_per_mtok_spent=1e6 * spent / tokens if known and tokens else None,
         usd_per_mtok_node=1e6 * rate / 3600 / tok_s if rate and rate > 0 and tok_s else None,
         joules_per_token=joules / tokens if tokens and not any(j is None for j in power) else None,
         reasons=tuple(reasons),
     )
+
+
+def _rate_se(rows: Sequence[RequestRow]) -> float | None:
+    """The larger of the error over blocks and that over boots; None of one block."""
+    found = []
+    for key in ("block", "boot_id"):
+        groups: dict[str, list[float]] = defaultdict(list)
+        for r in rows:
+            if r.decode_tok_s:
+                groups[getattr(r, key)].append(math.log(r.decode_tok_s))
+        means = [math.fsum(v) / len(v) for v in groups.values()]
+        if len(means) >= 2:
+            found.append(float(np.std(means, ddof=1)) / math.sqrt(len(means)))
+    return max(found) if found else None
 
 
 def _busy(rows: Sequence[RequestRow]) -> float:

@@ -84,7 +84,15 @@ def forecast(
         low = (int(0.025 * len(speeds)), int(0.975 * len(speeds)) - 1)
         out.append(
             Forecast(
-                depth, tau, taus[cut[0]], taus[cut[1]], step, 1000 * tau / step, speeds[low[0]], speeds[low[1]], ()
+                depth,
+                tau,
+                taus[cut[0]],
+                taus[cut[1]],
+                step,
+                1000 * tau / step,
+                speeds[low[0]],
+                speeds[low[1]],
+                (),
             )
         )
     return out
@@ -117,9 +125,7 @@ def _model(tables: Mapping[int, Mapping[str, Sequence[RequestRow]]], blocks: Seq
     x = math.fsum(p[0] for p in points) / len(points)
     y = math.fsum(p[1] for p in points) / len(points)
     slope = math.fsum((p[0] - x) * (p[1] - y) for p in points) / math.fsum((p[0] - x) ** 2 for p in points)
-    per = [
-        math.log((r.tokens_in_window or 1) / (r.drafts or 1)) for b in blocks for r in tables[deepest][b]
-    ]
+    per = [math.log((r.tokens_in_window or 1) / (r.drafts or 1)) for b in blocks for r in tables[deepest][b]]
     mean = math.fsum(per) / len(per)
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in per) / max(1, len(per) - 1) / len(per))
     return _Fitted(conditional, (x, y), slope, spread)

@@ -111,7 +111,9 @@ class Saved:
     usd: float | None
 
 
-def saved(planned_requests: int, sent: int, planned_boots: int, booted: int, usd_planned: float | None) -> Saved:
+def saved(
+    planned_requests: int, sent: int, planned_boots: int, booted: int, usd_planned: float | None
+) -> Saved:
     """Against the fixed n; dollars in proportion to the boots and requests not run."""
     left = planned_requests - sent
     share = left / planned_requests if planned_requests else 0.0

@@ -55,7 +55,14 @@ def command(
     a, b = (open_run(str(find_run(name).root)) for name in (run_a, run_b))
     further = [row for folder in stores for row in store_rows(folder, skip={a.dir.root, b.dir.root})]
     found = across_runs(
-        a, b, session_a=session_a, session_b=session_b, given=given, margin=margin, declared=session_sd, further=further
+        a,
+        b,
+        session_a=session_a,
+        session_b=session_b,
+        given=given,
+        margin=margin,
+        declared=session_sd,
+        further=further,
     )
     if as_json:
         click.echo(json.dumps({"across": [across_json(x) for x in found]}, indent=2, allow_nan=False))

@@ -35,7 +35,9 @@ class _Reader:
         self.file = file
         self.marks: list[str] = []
 
-    def bad(self, place: str, value: object, why: str, fix: str = "restore the file as published") -> NoReturn:
+    def bad(
+        self, place: str, value: object, why: str, fix: str = "restore the file as published"
+    ) -> NoReturn:
         raise ImportProblem(str(Problem(self.file, None, place, repr(value)[:80], why, fix)))
 
     def mark(self, place: str, what: str) -> None:
@@ -85,7 +87,9 @@ def read(path: Path) -> PublishedFile:
     reader = _Reader(str(path))
     try:
         if path.stat().st_size > LARGEST:
-            reader.bad("file", path.stat().st_size, f"is above {LARGEST >> 20} MiB", f"give a stage file; {_SHAPE}")
+            reader.bad(
+                "file", path.stat().st_size, f"is above {LARGEST >> 20} MiB", f"give a stage file; {_SHAPE}"
+            )
         data = path.read_bytes()
     except OSError as error:
         reader.bad("file", path.name, error.strerror or str(error), "give a file that exists and can be read")

@@ -106,7 +106,11 @@ def step(rows: Sequence[RequestRow]) -> float | None:
     if agg is None:
         return None
     if t is None:
-        return None if any(r.steps is None or r.steps != r.tokens_in_window for r in usable(rows)) else 1000 / agg
+        return (
+            None
+            if any(r.steps is None or r.steps != r.tokens_in_window for r in usable(rows))
+            else 1000 / agg
+        )
     return 1000 * t / agg
 
 
@@ -160,7 +164,9 @@ def cell(
         "does not follow from slots 0 to 7",
     )
     check("tok_s_agg", aggregate(rows), 1, "is not tokens over windows, summed")
-    check("ctok_mean", math.fsum(tokens) / len(tokens) if tokens else None, 1, "does not follow from the rows")
+    check(
+        "ctok_mean", math.fsum(tokens) / len(tokens) if tokens else None, 1, "does not follow from the rows"
+    )
     for name, values in (("ttft_ms_median", ttft), ("ttft_median_ms", ttft), ("ctok_median", tokens)):
         if name not in stats:
             continue
@@ -170,7 +176,9 @@ def cell(
             name,
             middle,
             1,
-            "the upper of the two middle values was published: n is even" if high else "does not follow from the rows",
+            "the upper of the two middle values was published: n is even"
+            if high
+            else "does not follow from the rows",
         )
     check("tau", t, 4, "not by the formula of its engine")
     if where_spec(good):
@@ -187,7 +195,9 @@ def cell(
         same = (len(set(tokens)) == 1) == stats["aa_len_ok"]
         tally.matched += same
         if not same:
-            differ("aa_len_ok", stats["aa_len_ok"], len(set(tokens)) == 1, "lengths of the rows say otherwise")
+            differ(
+                "aa_len_ok", stats["aa_len_ok"], len(set(tokens)) == 1, "lengths of the rows say otherwise"
+            )
     if isinstance(stats.get("per_pos"), dict):
         drafts = sum(r.drafts or 0 for r in good)
         for position, value in sorted(stats["per_pos"].items()):

@@ -98,7 +98,9 @@ def _decomposition(
         return []
     found: list[Difference] = []
 
-    def check(field: str, derived: float | None, digits: int, cause: str = "does not follow from the rows") -> None:
+    def check(
+        field: str, derived: float | None, digits: int, cause: str = "does not follow from the rows"
+    ) -> None:
         published = e1.get(field)
         if isinstance(published, (int, float)) and not tally.compare(float(published), derived, digits):
             shown = None if derived is None else round(derived, digits)
@@ -131,9 +133,7 @@ def _decomposition(
     return found
 
 
-def _gates(
-    doc: Mapping[str, Any], cells: Cells, extra: Mapping[str, Any], tally: Tally
-) -> list[Difference]:
+def _gates(doc: Mapping[str, Any], cells: Cells, extra: Mapping[str, Any], tally: Tally) -> list[Difference]:
     found: list[Difference] = []
     first8: dict[str, float] = {}
     for (tag, name), rows in cells.items():
@@ -164,19 +164,47 @@ def _gates(
                 check(f"gates.{name}.{key}", gate[key], near, 1, "is no first-8 median of this session")
         if "step_sg1_ms" in gate:
             rows = next((r for (t, c), r in cells.items() if t.startswith("SG1") and c == MAIN), None)
-            check(f"gates.{name}.step_sg1_ms", gate["step_sg1_ms"], restate.step(rows) if rows else None, 2, "")
+            check(
+                f"gates.{name}.step_sg1_ms", gate["step_sg1_ms"], restate.step(rows) if rows else None, 2, ""
+            )
     if gates and "t1_tp8_ms" in gates:
-        check("gates.t1_tp8_ms", gates["t1_tp8_ms"], _bare(_by(doc, cells, "none", None)), 2, "does not follow from the rows")
+        check(
+            "gates.t1_tp8_ms",
+            gates["t1_tp8_ms"],
+            _bare(_by(doc, cells, "none", None)),
+            2,
+            "does not follow from the rows",
+        )
         for k in (5, 6):
             rows = _by(doc, cells, "eagle3", k)
-            check(f"gates.step_k{k}_tp8_ms", gates.get(f"step_k{k}_tp8_ms"), restate.step(rows) if rows else None, 2, "does not follow from the rows")
+            check(
+                f"gates.step_k{k}_tp8_ms",
+                gates.get(f"step_k{k}_tp8_ms"),
+                restate.step(rows) if rows else None,
+                2,
+                "does not follow from the rows",
+            )
     best = extra.get("ship", {}).get("best_cell") if isinstance(extra.get("ship"), dict) else None
     if isinstance(best, dict) and isinstance(best.get("arm"), str):
         rows = cells.get((best["arm"], best.get("cell") or MAIN))
         if rows:
-            check("ship.best_cell.tok_s", best.get("tok_s"), median(restate.rates(rows)), 1, "does not follow from the rows")
-            check("ship.best_cell.tau", best.get("tau"), restate.tau(rows), 4, "does not follow from the rows")
-            check("ship.best_cell.step_ms", best.get("step_ms"), restate.step(rows), 2, "does not follow from the rows")
+            check(
+                "ship.best_cell.tok_s",
+                best.get("tok_s"),
+                median(restate.rates(rows)),
+                1,
+                "does not follow from the rows",
+            )
+            check(
+                "ship.best_cell.tau", best.get("tau"), restate.tau(rows), 4, "does not follow from the rows"
+            )
+            check(
+                "ship.best_cell.step_ms",
+                best.get("step_ms"),
+                restate.step(rows),
+                2,
+                "does not follow from the rows",
+            )
     fit = extra.get("step_fit")
     if isinstance(fit, dict):
         found += _fit(doc, cells, fit, tally)
@@ -198,7 +226,9 @@ def _fit(doc: Mapping[str, Any], cells: Cells, fit: Mapping[str, Any], tally: Ta
     found = []
     for field, derived, digits in (("slope_ms_per_k", slope, 2), ("intercept_ms", y - slope * x, 1)):
         published = fit.get(field)
-        if isinstance(published, (int, float)) and not tally.compare(float(published), derived, digits, loose=True):
+        if isinstance(published, (int, float)) and not tally.compare(
+            float(published), derived, digits, loose=True
+        ):
             cause = "does not follow from the step times of the rows"
             found.append(
                 Difference(doc["file"], None, None, f"step_fit.{field}", published, round(derived, 3), cause)

@@ -45,7 +45,9 @@ def documents(run: Run) -> list[Mapping[str, Any]]:
     return found
 
 
-def verify(run: Run, printed: Mapping[str, Any] | None, again: Mapping[str, Any]) -> tuple[Tally, list[Difference]]:
+def verify(
+    run: Run, printed: Mapping[str, Any] | None, again: Mapping[str, Any]
+) -> tuple[Tally, list[Difference]]:
     """(counts, differences). printed: `report.json` as it stands, None where there is none; again: made anew."""
     tally = Tally()
     rows = run.requests(valid_only=False).rows()
@@ -70,7 +72,11 @@ def verify(run: Run, printed: Mapping[str, Any] | None, again: Mapping[str, Any]
                     found += restate.cell(where, kept["stats"], got, kept["tok_s"], kept["row_tau"], tally)
                 else:
                     tally.checked += 1
-                    found.append(Difference(*where, "rows", kept["stats"].get("n"), 0, "the file holds no rows of this cell"))
+                    found.append(
+                        Difference(
+                            *where, "rows", kept["stats"].get("n"), 0, "the file holds no rows of this cell"
+                        )
+                    )
             if not arm["cells"]:
                 tally.checked += 1
                 why = f"no cells were published: {arm['error'] or 'no reason given'}"
@@ -100,7 +106,11 @@ def _row(row: RequestRow, tally: Tally) -> list[Difference]:
             tally.matched += 1
             return
         why = "the row's own stamps and counters give another value"
-        found.append(Difference(f"rows:{row.session}", row.arm, row.cell, f"slot {row.slot}.{field}", stored, derived, why))
+        found.append(
+            Difference(
+                f"rows:{row.session}", row.arm, row.cell, f"slot {row.slot}.{field}", stored, derived, why
+            )
+        )
 
     if row.first_ns is not None:
         check("ttft_ms", row.ttft_ms, (row.first_ns - row.sent_ns) / 1e6)
@@ -128,7 +138,11 @@ def _report(printed: Mapping[str, Any], again: Mapping[str, Any], tally: Tally) 
         if _same(value, now):
             tally.matched += 1
         else:
-            why = "a report made anew from the rows and the ledger says otherwise" if path in fresh else "is in no report made from these rows"
+            why = (
+                "a report made anew from the rows and the ledger says otherwise"
+                if path in fresh
+                else "is in no report made from these rows"
+            )
             found.append(Difference("report.json", None, None, path, value, now, why))
     return found
 

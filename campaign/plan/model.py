@@ -86,6 +86,8 @@ class GroupPlan:
     seconds: float
     """Expected, boots included."""
     usd_expected: MicroUsd
+    looks: tuple[int, ...] = ()
+    """Rounds after which the group may stop early; empty: it runs to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,24 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True)
+class Cheapest:
+    """The cheapest way to resolve what a comparison's margin asks for, from the cost of a boot and of a request."""
+
+    pair: str
+    metric: Metric
+    difference_pct: float
+    design: PlannedDesign
+    boots: int
+    """Of each arm."""
+    n: int
+    """Requests a boot."""
+    minutes: float
+    usd: MicroUsd
+    usd_planned: MicroUsd
+    """What the file's own design costs; its group may hold further comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
 class CampaignPlan:
     """Everything, before a dollar is spent."""
 
@@ -164,6 +184,8 @@ class CampaignPlan:
     """Where nothing fits: what to cut, one suggestion each."""
     assumptions: tuple[str, ...] = ()
     """What times and dollars rest on, one line each."""
+    cheapest: tuple[Cheapest, ...] = ()
+    """One proposal for each comparison that some design can resolve."""
 
     def to_json(self) -> dict[str, Any]:
         """The shape of `campaign plan --json` (a contract, see docs/CONTRACTS.md)."""

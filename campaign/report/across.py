@@ -39,7 +39,9 @@ def _between(
     a, b = {s.arm.name: s for s in left}, {s.arm.name: s for s in right}
     for x, y, how in match([s.arm for s in left], [s.arm for s in right], series=series, given=given):
         one, two = a[x.name], b[y.name]
-        shared = {(r.workload, r.concurrency) for r in one.rows} & {(r.workload, r.concurrency) for r in two.rows}
+        shared = {(r.workload, r.concurrency) for r in one.rows} & {
+            (r.workload, r.concurrency) for r in two.rows
+        }
         for workload, concurrency in sorted(shared):
             yield from compare_across(
                 one, two, how, workload=workload, concurrency=concurrency, margin=margin,
@@ -96,7 +98,9 @@ def _chosen(run: Run, name: str | None) -> list[SessionPlan]:
     sessions = run.plan().sessions
     found = [s for s in sessions if name is None or s.name == name]
     if not found:
-        raise UserError(f"{run.name} has no session {name}. Fix: one of {', '.join(s.name for s in sessions)}")
+        raise UserError(
+            f"{run.name} has no session {name}. Fix: one of {', '.join(s.name for s in sessions)}"
+        )
     return found
 
 
@@ -133,7 +137,9 @@ def sentence(x: Across) -> str:
     if lo is None:
         lo, hi, of = x.lo90_these_sessions, x.hi90_these_sessions, "at 90 %, these sessions only"
     span = f" {words.interval(lo, hi)} {of}" if lo is not None else ""
-    small = "" if x.margin_smallest is None else f"; equivalent from a margin of {x.margin_smallest * 100:.2g} %"
+    small = (
+        "" if x.margin_smallest is None else f"; equivalent from a margin of {x.margin_smallest * 100:.2g} %"
+    )
     return (
         f"{x.b.session}/{x.b.arm.name} against {x.a.session}/{x.a.arm.name} ({fields}; {x.workload}): "
         f"{words.METRIC[x.metric]} {words.signed(x.ratio, lo, hi)} %{span} - {x.verdict}{small} "

@@ -62,7 +62,9 @@ def test_errors_name_the_place(stage, written, change, place):
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize("text", ['{"campaign": "x", "arms": {"A": {"cells": {"c": {"rows": [{"slot": 0', "", "[]", "7"])
+@pytest.mark.parametrize(
+    "text", ['{"campaign": "x", "arms": {"A": {"cells": {"c": {"rows": [{"slot": 0', "", "[]", "7"]
+)
 def test_truncated_or_foreign_json(written, text):
     with pytest.raises(brl11.ImportProblem):
         brl11.read(written(text))
@@ -71,11 +73,15 @@ def test_truncated_or_foreign_json(written, text):
 def test_a_cut_file_says_the_line(stage, written):
     whole = json.dumps(stage, indent=1)
     path = written(whole[: len(whole) // 2])
-    with pytest.raises(brl11.ImportProblem, match=r"stage\.json:\d+: file: is not JSON at line \d+, column \d+"):
+    with pytest.raises(
+        brl11.ImportProblem, match=r"stage\.json:\d+: file: is not JSON at line \d+, column \d+"
+    ):
         brl11.read(path)
 
 
-@pytest.mark.parametrize("text", ['{"campaign": NaN, "arms": {}}', '{"campaign": "a", "campaign": "b", "arms": {}}'])
+@pytest.mark.parametrize(
+    "text", ['{"campaign": NaN, "arms": {}}', '{"campaign": "a", "campaign": "b", "arms": {}}']
+)
 def test_nan_and_double_keys(written, text):
     with pytest.raises(brl11.ImportProblem):
         brl11.read(written(text))
@@ -95,7 +101,13 @@ def test_what_is_odd_is_kept_and_marked(stage, written, tmp_path):
     stage["arms"]["A5_k7"]["cells"]["tool_nothink_10k"]["n"] = 9
     read = brl11.read(written(stage))
     marks = "\n".join(read.marks)
-    for said in ("out of order", "incomplete", "A4_k6: no cells", "says 9, there are 8 rows", "A2_ngram_k5: no cells"):
+    for said in (
+        "out of order",
+        "incomplete",
+        "A4_k6: no cells",
+        "says 9, there are 8 rows",
+        "A2_ngram_k5: no cells",
+    ):
         assert said in marks
     imported.write([read], tmp_path / "into")
     run = open_run(str(tmp_path / "into"))

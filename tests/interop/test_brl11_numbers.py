@@ -21,8 +21,20 @@ def verdicts(folder, call):
 
 
 def test_every_median_rate_tau_and_step_follows_to_the_printed_digit(differences):
-    known = {"tok_s_median", "tok_s_first8_median", "tok_s_agg", "tau", "step_ms", "tok_s_all_sorted", "per_pos"}
-    wrong = [d for d in differences if d["cell"] and d["field"].split(".")[0] in known and d["published"] is not None]
+    known = {
+        "tok_s_median",
+        "tok_s_first8_median",
+        "tok_s_agg",
+        "tau",
+        "step_ms",
+        "tok_s_all_sorted",
+        "per_pos",
+    }
+    wrong = [
+        d
+        for d in differences
+        if d["cell"] and d["field"].split(".")[0] in known and d["published"] is not None
+    ]
     assert wrong == []
 
 
@@ -31,7 +43,11 @@ def test_the_smoke_run_gets_its_tau_and_step_back(cells, differences):
         cell = cells["brl11_stage600sg.json", arm, "tool_nothink_10k"]
         assert round(cell["tau_as_published"], 3) == tau
         assert round(cell["step_ms_as_published"], 2) == step
-    null = {(d["arm"], d["field"]) for d in differences if d["published"] is None and d["derived"] is not None and d["arm"]}
+    null = {
+        (d["arm"], d["field"])
+        for d in differences
+        if d["published"] is None and d["derived"] is not None and d["arm"]
+    }
     assert null == {(a, f) for a in ("SG0_s3", "SG1_s5", "SG2_s6") for f in ("tau", "step_ms")}
 
 
@@ -80,7 +96,11 @@ def test_sessions_are_files_and_every_two_arms_of_a_cell_are_compared(verdicts):
         "brl11_stage600a", "brl11_stage600b", "brl11_stage600e1", "brl11_stage600r", "brl11_stage600sg",
         "fireworks_live_replication",
     }  # fmt: skip
-    tool = {(v["a"], v["b"]) for v in verdicts if v["session"] == "brl11_stage600r" and v["workload"] == "tool_nothink_10k"}
+    tool = {
+        (v["a"], v["b"])
+        for v in verdicts
+        if v["session"] == "brl11_stage600r" and v["workload"] == "tool_nothink_10k"
+    }
     assert tool == {("R0_d6", "R1_d7"), ("R0_d6", "R2_fovea"), ("R1_d7", "R2_fovea")}
     assert {v["metric"] for v in verdicts} == {"step_ms", "accept_len", "decode_tok_s", "ttft_ms"}
 
