@@ -168,7 +168,7 @@ def history(rng, comp, law, design, n):
             if (s := split(group(rng, comp, law, design, n, 4), resident=design == "alternated"))
         ]
     )
-    blank = {m: 0.0 for m in METRICS}
+    blank = dict.fromkeys(METRICS, 0.0)
     return Prior(blank, {"step_ms": found.sd}, blank, {"step_ms": found.df}, source="prior")
 
 

@@ -33,7 +33,7 @@ class Champion:
 
     @property
     def optimism(self) -> float | None:
-        """raw / adjusted: what picking the best added."""
+        """Raw / adjusted: what picking the best added."""
         return None if self.adjusted is None else self.raw / self.adjusted
 
 

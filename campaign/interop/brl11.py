@@ -151,7 +151,7 @@ def _arm(tag: str, value: object, reader: _Reader) -> PublishedArm:
     command = "" if arm.get("cmd") is None else reader.text(arm["cmd"], f"{place}.cmd")
     error = arm.get("error")
     if arm.get("cells") is None:
-        reader.mark(place, f"no cells: {error if error else 'the file does not say why'}")
+        reader.mark(place, f"no cells: {error or 'the file does not say why'}")
         return PublishedArm(tag, settings, command, (), None if error is None else str(error))
     cells = tuple(
         _cell(name, cell, f"{place}.cells.{name}", reader)

@@ -444,6 +444,13 @@ def _anchor_judged(state: RunState, event: Event) -> RunState:
     return replace(state, anchors=(*state.anchors, judged))
 
 
+def _group_stopped(state: RunState, event: Event) -> RunState:
+    key = event.session or "?", str(event.payload["group"])
+    if key in state.stopped_early:
+        return state
+    return replace(state, stopped_early=_put(state.stopped_early, {key: event.payload}))
+
+
 # --- gates
 
 
@@ -499,6 +506,7 @@ _HANDLERS: Final[Mapping[str, Callable[[RunState, Event], RunState]]] = {
     "round_voided": _round_voided,
     "round_superseded": _round_superseded,
     "anchor_judged": _anchor_judged,
+    "group_stopped": _group_stopped,
     "agent_heartbeat": _agent_heartbeat,
     "session_started": _session_started,
     "session_finished": _session_finished,

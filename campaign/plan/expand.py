@@ -33,6 +33,7 @@ class Draft:
     boots: int
     design: Design
     comparisons: tuple[Comparison, ...]
+    looks: tuple[int, ...] = ()
 
 
 def expand(spec: Spec, session: str) -> tuple[Draft, ...]:
@@ -89,6 +90,7 @@ def _pair(spec: Spec, name: str) -> list[Draft]:
                 pair.boots,
                 pair.design,
                 (comparison,),
+                pair.looks if c == 1 else (),
             )
         )
     return drafts

@@ -18,6 +18,7 @@ from campaign.plan.design import Choice, choose, layout
 from campaign.plan.expand import Draft, anchor, expand
 from campaign.plan.model import ArmPlan, GroupPlan, SessionPlan
 from campaign.plan.order import build_rounds
+from campaign.plan.power import RESIDENT
 from campaign.spec.models import Spec
 
 
@@ -95,6 +96,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
                 rounds=build_rounds(choice.design, layout(spec, session.node, choice, name)),
                 seconds=choice.seconds,
                 usd_expected=share,
+                looks=draft.looks if choice.design in RESIDENT else (),
             )
         )
     rounds = [r for g in groups for r in g.rounds]

@@ -53,6 +53,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         overridden={s.name: _overridden(state, s.name) for s in plan.sessions},
         prior=known,
         past=_past_anchors(before, valid),
+        stopped={key: int(e["look"]) for key, e in state.stopped_early.items()},
     )
     head = events[-1]
     return Report(
@@ -93,6 +94,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             usd_by_group=usd_by_group,
             declared=spec.statistics.boot_sd,
             prior=known,
+            stopped=state.stopped_early,
         ),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(

@@ -17,5 +17,6 @@ class Further:
     decomposition: list[dict[str, Any]] = field(default_factory=list)
     economics: list[dict[str, Any]] = field(default_factory=list)
     frontiers: list[dict[str, Any]] = field(default_factory=list)
+    looks: list[dict[str, Any]] = field(default_factory=list)
     sentences: tuple[tuple[str, str], ...] = ()
     """(what it is, one sentence)."""

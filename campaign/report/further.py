@@ -19,9 +19,9 @@ from campaign.analysis.economics import CellEconomics, Point, economics, iso
 from campaign.analysis.estimate import Estimate, ratio
 from campaign.analysis.model import Verdict
 from campaign.analysis.pairs import boot_sd, compare, pool_for
+from campaign.analysis.sequential import saved
 from campaign.analysis.sessions import over_sessions
 from campaign.analysis.variance import boots_of
-from campaign.analysis.verdicts import HIGHER_IS_FASTER
 from campaign.plan.model import CampaignPlan, SessionPlan
 from campaign.plan.power import Prior
 from campaign.report import across, words
@@ -39,6 +39,7 @@ def further(
     usd_by_group: Mapping[tuple[str, str], float],
     declared: Mapping[Metric, float],
     prior: Prior | None,
+    stopped: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
 ) -> Further:
     """Everything beside the verdicts. rows: valid ones."""
     measured = [r for r in rows if r.phase == "measure" and r.validity == "valid"]
@@ -67,8 +68,43 @@ def further(
         decomposition=[decomposition_json(d) for d in parts],
         economics=[asdict(e) | {"reasons": list(e.reasons)} for e in money],
         frontiers=_frontiers(money, said),
+        looks=_looks(plan, stopped or {}, said),
         sentences=tuple(said),
     )
+
+
+def _looks(
+    plan: CampaignPlan, stopped: Mapping[tuple[str, str], Mapping[str, Any]], said: list[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """What each early stop saved against the fixed plan."""
+    found = []
+    for session in plan.sessions:
+        for group in session.groups:
+            event = stopped.get((session.name, group.name))
+            if event is None:
+                continue
+            look = int(event["look"])
+            gone = group.rounds[look:]
+            planned = sum(len(r.sequence) for r in group.rounds)
+            got = saved(
+                planned,
+                planned - sum(len(r.sequence) for r in gone),
+                sum(len(r.boots) for r in group.rounds),
+                sum(len(r.boots) for r in group.rounds[:look]),
+                group.usd_expected / 1e6,
+            )
+            found.append(
+                {"session": session.name, "group": group.name, "look": look, "why": event["why"],
+                 "requests_saved": got.requests, "boots_saved": got.boots, "usd_saved": got.usd}
+            )  # fmt: skip
+            said.append(
+                (
+                    "stopped early",
+                    f"{group.name} after round {look} of {len(group.rounds)} ({event['why']}): {got.requests} requests, "
+                    f"{got.boots} boots and about {words.dollars(got.usd)} less than the fixed plan",
+                )
+            )
+    return found
 
 
 def _tells(x: Across) -> bool:

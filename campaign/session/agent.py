@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
 from campaign.analysis.drift import judge
+from campaign.analysis.looks import take
 from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
 from campaign.errors import CampaignError, EngineError
@@ -85,10 +86,31 @@ class SessionAgent:
 
     async def _group(self, group: GroupPlan) -> None:
         for round_ in group.rounds:
-            if round_.id not in self._done:
-                await self._round(group, round_)
+            if round_.id in self._done:
+                continue
+            if round_.index in group.looks and self._stops(group, round_.index):
+                break
+            await self._round(group, round_)
         if group.kind == "anchor":
             self._anchor(group)
+
+    def _stops(self, group: GroupPlan, rounds: int) -> bool:
+        """A look that the spec named: whether the rest of the pair need not run. Decided by the rows alone."""
+        ctx = self._ctx
+        comparison = next((c for c in ctx.plan.comparisons if c.group == group.name), None)
+        if comparison is None:
+            return False
+        mine = [
+            r
+            for r in ctx.store.rows()
+            if r.session == ctx.who.session and r.group == group.name and r.validity == "valid"
+        ]
+        stats = ctx.spec.statistics
+        seen = take(mine, group, comparison, rounds, level=stats.confidence, declared=stats.boot_sd)
+        if seen.stop:
+            skipped = [r.id for r in group.rounds if r.index >= rounds]
+            ctx.emit("group_stopped", group=group.name, look=rounds, why=seen.why, skipped=skipped)
+        return seen.stop
 
     async def _round(self, group: GroupPlan, round_: RoundPlan) -> None:
         first = self._attempts.get(round_.id, 0)

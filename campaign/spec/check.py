@@ -169,6 +169,23 @@ def _names(parts: Parts) -> Iterator[Problem]:
         yield parts.problem(("pairs", name), "is the name of a ladder too", "rename one of the two", "")
 
 
+def _looks(parts: Parts) -> Iterator[Problem]:
+    for key, pair in parts.pairs.items():
+        at = ("pairs", key, "looks")
+        if any(n >= pair.boots or n < 2 for n in pair.looks):
+            yield parts.problem(
+                at,
+                f"looks after rounds 2 to {pair.boots - 1} only",
+                "a look at the end stops nothing; raise boots",
+            )
+        elif list(pair.looks) != sorted(set(pair.looks)):
+            yield parts.problem(
+                at, "is not in order, or names a look twice", f"write {sorted(set(pair.looks))}"
+            )
+        elif pair.looks and pair.concurrency != 1:
+            yield parts.problem(at, "needs concurrency 1: above it waves are the blocks", "leave looks out")
+
+
 def _sessions(parts: Parts) -> Iterator[Problem]:
     if parts.names["sessions"] == frozenset():
         yield parts.problem(
@@ -215,6 +232,7 @@ _RULES: tuple[Rule, ...] = (
     ladders,
     pairs,
     _names,
+    _looks,
     _sessions,
     fits,
     _ray,

@@ -335,6 +335,8 @@ class Pair(Strict):
     """Boots of each arm."""
     design: Design = "auto"
     """How the two arms share the node."""
+    looks: tuple[Count, ...] = ()
+    """Rounds (boots of each arm) after which the pair may stop early; both arms must be resident. None: it runs whole."""
 
 
 class Session(Strict):
