@@ -220,7 +220,7 @@ def stop_rates(job):
         d = (y[1] - y[0]).reshape(-1) + rng.normal(0, STEP["slot"], n)
         units = list(d) if every == "request" else quads([0.0] * n, list(d))
         per = 1 if every == "request" else 2
-        looks = [i for i in range(2, len(units) + 1)]
+        looks = list(range(2, len(units) + 1))
         hit = naive = False
         for i in looks:
             booted = -(-i * per // (n // boots))

@@ -127,11 +127,9 @@ def match(
             if x.name in left and y.name in right:
                 found.append((left.pop(x.name), right.pop(y.name), how))
 
-    for way, same in (
-        ("hash", lambda x, y: x.hash == y.hash),
-        ("series" if series else "name", lambda x, y: x.name == y.name),
-    ):
-        take([(x, y) for x in list(left.values()) for y in list(right.values()) if same(x, y)], way)
+    take([(x, y) for x in list(left.values()) for y in list(right.values()) if x.hash == y.hash], "hash")
+    same_name = [(x, right[name]) for name, x in left.items() if name in right]
+    take(same_name, "series" if series else "name")
     near = [(x, y) for x in left.values() for y in right.values() if len(changed(x, y)) == 1]
     once = [
         (x, y) for x, y in near
@@ -219,32 +217,11 @@ def _one(
     sd: SessionSd,
 ) -> Across:
     d = np.array(_differences(mine, other, metric))
-    reasons = ["across_sessions"]
-    fatal = set()
-    if len(d) < MIN_BLOCKS:
-        fatal.add("too_few_blocks")
-    if len({r.rate_definition for r in (*mine, *other)}) > 1 and metric != "ttft_ms":
-        fatal.add("mixed_rate_definition")
-    if len({r.simulated for r in (*mine, *other)}) > 1:
-        fatal.add("mixed_simulated")
-    if metric != "ttft_ms" and _unequal(mine, other):
-        fatal.add("unequal_lengths")
-    if sd.sd is None:
-        reasons.append("session_sd_unknown")
+    fatal = _fatal(mine, other, metric, len(d))
+    reasons = ["across_sessions", *(["session_sd_unknown"] if sd.sd is None else [])]
     mean = float(d.mean()) if len(d) else None
-    these = whole = None
-    if mean is not None and len(d) >= 2 and float(d.max() - d.min()) > 1e-12:
-        within = float(d.var(ddof=1)) / len(d)
-        these = Estimate(mean, ((math.sqrt(within), len(d) - 1.0),))
-        if sd.sd is not None:
-            added = 2 * sd.sd**2
-            total = within + added
-            df = total**2 / (within**2 / (len(d) - 1) + added**2 / sd.df) if total > 0 else sd.df
-            errors = [(math.sqrt(total), max(df, min(sd.df, len(d) - 1.0)))]
-            if sd.df < KNOWN_DF and added > 0:
-                errors.append((math.sqrt(added), sd.df))
-            whole = Estimate(mean, tuple(errors))
-    elif mean is not None:
+    these, whole = _estimates(d, sd)
+    if these is None and mean is not None:
         reasons.append("no_spread" if len(d) >= 2 else "too_few_blocks")
     limit = math.log1p(margin)
     same_these = these.p_equivalent(limit) < ALPHA if these is not None else None
@@ -272,6 +249,35 @@ def _one(
         differs=differs, equivalent=equivalent, equivalent_these_sessions=same_these, verdict=said,
         reasons=tuple(sorted({*reasons, *fatal})),
     )  # fmt: skip
+
+
+def _fatal(a: Sequence[RequestRow], b: Sequence[RequestRow], metric: Metric, n: int) -> set[str]:
+    """What makes the comparison invalid."""
+    broken = {
+        "too_few_blocks": n < MIN_BLOCKS,
+        "mixed_simulated": len({r.simulated for r in (*a, *b)}) > 1,
+        "mixed_rate_definition": metric != "ttft_ms" and len({r.rate_definition for r in (*a, *b)}) > 1,
+        "unequal_lengths": metric != "ttft_ms" and _unequal(a, b),
+    }
+    return {code for code, bad in broken.items() if bad}
+
+
+def _estimates(d: np.ndarray, sd: SessionSd) -> tuple[Estimate | None, Estimate | None]:
+    """(of these sessions, with the session variance); None without spread or where it is unknown."""
+    n = len(d)
+    if n < 2 or float(d.max() - d.min()) <= 1e-12:
+        return None, None
+    mean, within = float(d.mean()), float(d.var(ddof=1)) / n
+    these = Estimate(mean, ((math.sqrt(within), n - 1.0),))
+    if sd.sd is None:
+        return these, None
+    added = 2 * sd.sd**2
+    total = within + added
+    df = total**2 / (within**2 / (n - 1) + added**2 / sd.df) if total > 0 else sd.df
+    errors = [(math.sqrt(total), max(df, min(sd.df, n - 1.0)))]
+    if sd.df < KNOWN_DF and added > 0:
+        errors.append((math.sqrt(added), sd.df))
+    return these, Estimate(mean, tuple(errors))
 
 
 def _unequal(a: Sequence[RequestRow], b: Sequence[RequestRow]) -> bool:

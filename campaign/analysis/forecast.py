@@ -61,41 +61,28 @@ def forecast(
     shared = sorted(set.intersection(*(set(t) for t in tables.values()))) if tables else []
     if reasons or len(shared) < 3:
         why = reasons or ("too_few_blocks",)
-        return [Forecast(d, *([None] * 7), why) for d in depths]  # type: ignore[arg-type]  # seven unknowns
+        return [Forecast(d, None, None, None, None, None, None, None, why) for d in depths]
     rng = np.random.default_rng(20260701)
-    out = []
     draws = [_model(tables, shared)]
     for _ in range(RESAMPLES):
         pick = [shared[i] for i in rng.integers(0, len(shared), len(shared))]
         draws.append(_model(tables, pick))
-    for depth in depths:
-        values = []
-        for i, model in enumerate(draws):
-            noise = 0.0 if i == 0 else float(rng.normal())
-            slow = 0.0 if i == 0 else float(rng.normal()) * boot_sd
-            values.append(_at(model, depth, noise, slow, np.zeros(2) if i == 0 else rng.normal(size=2)))
-        tau, step = values[0]
-        taus = sorted(v[0] for v in values[1:])
-        speeds = sorted(1000 * t / s for t, s in values[1:] if s > 0)
-        if step <= 0 or len(speeds) < RESAMPLES * 0.95:
-            out.append(Forecast(depth, tau, None, None, None, None, None, None, ("not_identified:step",)))
-            continue
-        cut = (int(0.025 * len(taus)), int(0.975 * len(taus)) - 1)
-        low = (int(0.025 * len(speeds)), int(0.975 * len(speeds)) - 1)
-        out.append(
-            Forecast(
-                depth,
-                tau,
-                taus[cut[0]],
-                taus[cut[1]],
-                step,
-                1000 * tau / step,
-                speeds[low[0]],
-                speeds[low[1]],
-                (),
-            )
-        )
-    return out
+    return [_summed(draws, depth, boot_sd, rng) for depth in depths]
+
+
+def _summed(draws: Sequence["_Fitted"], depth: int, boot_sd: float, rng: np.random.Generator) -> Forecast:
+    """The first draw is the data themselves; the others make the interval."""
+    values = [_at(draws[0], depth, 0.0, 0.0, np.zeros(2))]
+    for model in draws[1:]:
+        noise, slow = float(rng.normal()), float(rng.normal()) * boot_sd
+        values.append(_at(model, depth, noise, slow, rng.normal(size=2)))
+    tau, step = values[0]
+    speeds = sorted(1000 * t / s for t, s in values[1:] if s > 0)
+    if step <= 0 or len(speeds) < RESAMPLES * 0.95:
+        return Forecast(depth, tau, None, None, None, None, None, None, ("not_identified:step",))
+    taus = sorted(v[0] for v in values[1:])
+    ends = [(v[int(0.025 * len(v))], v[int(0.975 * len(v)) - 1]) for v in (taus, speeds)]
+    return Forecast(depth, tau, *ends[0], step, 1000 * tau / step, *ends[1], ())
 
 
 @dataclass(frozen=True, slots=True)

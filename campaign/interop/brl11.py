@@ -170,7 +170,7 @@ def _cell(name: str, value: object, place: str, reader: _Reader) -> PublishedCel
         reader.mark(place, "no rows")
         return PublishedCell(name, (), stats)
     rows = [
-        _row(row, f"{place}.rows[{i}]", i, reader)
+        _row(row, f"{place}.rows[{i}]", reader)
         for i, row in enumerate(reader.items(cell["rows"], f"{place}.rows"))
     ]
     _ordered(rows, place, reader)
@@ -194,7 +194,7 @@ def _ordered(rows: Sequence[PublishedRow], place: str, reader: _Reader) -> None:
         reader.mark(f"{place}.rows", f"slots {missing} are missing")
 
 
-def _row(value: object, place: str, index: int, reader: _Reader) -> PublishedRow:
+def _row(value: object, place: str, reader: _Reader) -> PublishedRow:
     row = reader.mapping(value, place)
     slot = reader.count(row.get("slot"), f"{place}.slot")
     if slot is None:
@@ -244,7 +244,7 @@ def _positions(value: object, place: str, reader: _Reader) -> tuple[int, ...]:
 
 
 def _provider(top: Mapping[str, Any], path: Path, digest: str, reader: _Reader) -> PublishedFile:
-    arms = []
+    arms: list[PublishedArm] = []
     for i, value in enumerate(reader.items(top["arms"], "arms")):
         arm = reader.mapping(value, f"arms[{i}]")
         tag = reader.name(arm.get("name"), f"arms[{i}].name")

@@ -258,11 +258,11 @@ def _arm_plan(file: PublishedFile, arm: PublishedArm) -> ArmPlan:
     given = flags(arm.command)
     tp = arm.settings.get("tp") or _whole(given.get("tensor-parallel-size") or given.get("tp-size"))
     how = drafting(arm, file.engine)
-    extra = (f"draft:{how[2]}",) if how is not None and how[2] else ()
+    extra: tuple[str, ...] = (f"draft:{how[2]}",) if how is not None and how[2] else ()
     if file.engine == "api":
         extra = (f"model:{arm.settings.get('model')}", f"extra:{arm.settings.get('extra')}")
     config = Arm(
-        engine=file.engine,  # type: ignore[arg-type]  # one of the three literals by construction
+        engine=file.engine,
         kv_dtype=str(arm.settings.get("kv") or given.get("kv-cache-dtype") or "") or None,
         context=_whole(arm.settings.get("ml")) or _whole(given.get("max-model-len")),
         max_running_requests=_whole(given.get("max-running-requests")),

@@ -126,6 +126,39 @@ def upper_median(values: Sequence[float]) -> float | None:
     return ordered[len(ordered) // 2] if ordered else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One cell under check: what was printed, what the rows give, and where differences go."""
+
+    where: tuple[str, str, str]
+    stats: Mapping[str, Any]
+    good: Sequence[RequestRow]
+    tally: Tally
+    found: list[Difference]
+
+    def differ(self, field: str, published: Any, derived: Any, cause: str) -> None:
+        self.found.append(Difference(*self.where, field, published, derived, cause))
+
+    def check(self, field: str, derived: float | None, digits: int, cause: str) -> None:
+        """A printed number, where the file prints it."""
+        if field not in self.stats or self.tally.compare(_number(self.stats[field]), derived, digits):
+            return
+        shown = None if derived is None else round(derived, digits)
+        if self.stats[field] is None:
+            cause = "published as null; the rows hold what it takes"
+        self.differ(field, self.stats[field], shown, cause)
+
+    def same(self, field: str, published: Any, derived: Any, cause: str) -> None:
+        """Anything else that is printed."""
+        self.tally.checked += 1
+        self.tally.matched += published == derived
+        if published != derived:
+            self.differ(field, published, derived, cause)
+
+
+ROWS = "does not follow from the rows"
+
+
 def cell(
     where: tuple[str, str, str],
     stats: Mapping[str, Any],
@@ -135,90 +168,63 @@ def cell(
     tally: Tally,
 ) -> list[Difference]:
     """Every statistic of one cell that does not follow from its rows."""
-    good = usable(rows)
+    c = _Cell(where, stats, usable(rows), tally, [])
     speeds = rates(rows, as_printed)
-    ttft = [r.ttft_ms for r in good if r.ttft_ms is not None]
-    tokens = [float(r.completion_tokens) for r in good if r.completion_tokens is not None]
-    t, s = tau(rows), step(rows)
-    first = [v for r, v in zip(good, speeds, strict=True) if r.slot < FIRST]
-    found: list[Difference] = []
-
-    def differ(field: str, published: Any, derived: Any, cause: str) -> None:
-        found.append(Difference(*where, field, published, derived, cause))
-
-    def check(field: str, derived: float | None, digits: int, cause: str) -> None:
-        if field in stats and not tally.compare(_number(stats[field]), derived, digits):
-            shown = None if derived is None else round(derived, digits)
-            if stats[field] is None:
-                cause = "published as null; the rows hold what it takes"
-            differ(field, stats[field], shown, cause)
-
-    check("n", float(len(rows)), 0, "counts other rows than the file holds")
-    check("n_ok", float(len(good)), 0, "counts other rows than the file holds")
-    for name in ("tok_s_median", "decode_median_interp"):
-        check(name, median(speeds), 1, "does not follow from the rows")
-    check(
-        "tok_s_first8_median",
-        median(first) if len(first) == FIRST else None,
-        1,
-        "does not follow from slots 0 to 7",
-    )
-    check("tok_s_agg", aggregate(rows), 1, "is not tokens over windows, summed")
-    check(
-        "ctok_mean", math.fsum(tokens) / len(tokens) if tokens else None, 1, "does not follow from the rows"
-    )
-    for name, values in (("ttft_ms_median", ttft), ("ttft_median_ms", ttft), ("ctok_median", tokens)):
-        if name not in stats:
-            continue
-        middle, upper = median(values), upper_median(values)
-        high = not printed(_number(stats[name]), middle, 1) and printed(_number(stats[name]), upper, 1)
-        check(
-            name,
-            middle,
-            1,
-            "the upper of the two middle values was published: n is even"
-            if high
-            else "does not follow from the rows",
-        )
-    check("tau", t, 4, "not by the formula of its engine")
-    if where_spec(good):
-        check("step_ms", s, 2, "is not 1000 * tau over the aggregate rate")
-    check("mean_proposed", _proposed(good), 3, "does not follow from drafted over drafts")
+    c.check("n", float(len(rows)), 0, "counts other rows than the file holds")
+    c.check("n_ok", float(len(c.good)), 0, "counts other rows than the file holds")
+    c.check("tok_s_median", median(speeds), 1, ROWS)
+    c.check("decode_median_interp", median(speeds), 1, ROWS)
+    first = [v for r, v in zip(c.good, speeds, strict=True) if r.slot < FIRST]
+    early = median(first) if len(first) == FIRST else None
+    c.check("tok_s_first8_median", early, 1, "does not follow from slots 0 to 7")
+    c.check("tok_s_agg", aggregate(rows), 1, "is not tokens over windows, summed")
+    c.check("tau", tau(rows), 4, "not by the formula of its engine")
+    if any(r.drafts for r in c.good):
+        c.check("step_ms", step(rows), 2, "is not 1000 * tau over the aggregate rate")
+    c.check("mean_proposed", _proposed(c.good), 3, "does not follow from drafted over drafts")
     if isinstance(stats.get("tok_s_all_sorted"), list):
-        tally.checked += 1
-        same = [_number(v) for v in stats["tok_s_all_sorted"]] == sorted(speeds)
-        tally.matched += same
-        if not same:
-            differ("tok_s_all_sorted", stats["tok_s_all_sorted"], sorted(speeds), "the rows hold other rates")
-    if isinstance(stats.get("aa_len_ok"), bool):
-        tally.checked += 1
-        same = (len(set(tokens)) == 1) == stats["aa_len_ok"]
-        tally.matched += same
-        if not same:
-            differ(
-                "aa_len_ok", stats["aa_len_ok"], len(set(tokens)) == 1, "lengths of the rows say otherwise"
-            )
-    if isinstance(stats.get("per_pos"), dict):
-        drafts = sum(r.drafts or 0 for r in good)
-        for position, value in sorted(stats["per_pos"].items()):
-            i = int(position) if position.isdigit() else -1
-            hits = [r.accept_pos[i] for r in good if r.accept_pos is not None and 0 <= i < len(r.accept_pos)]
-            derived = sum(hits) / drafts if drafts and len(hits) == len(good) else None
-            if not tally.compare(_number(value), derived, 4):
-                differ(f"per_pos.{position}", value, derived, "is not accepted at the position over drafts")
-    for r in good:
+        printed_rates = [_number(v) for v in stats["tok_s_all_sorted"]]
+        c.same("tok_s_all_sorted", printed_rates, sorted(speeds), "the rows hold other rates")
+    _middles(c)
+    _positions(c)
+    _row_taus(c, row_tau)
+    return c.found
+
+
+def _middles(c: _Cell) -> None:
+    """Medians that were taken as the upper of two, and lengths."""
+    ttft = [r.ttft_ms for r in c.good if r.ttft_ms is not None]
+    tokens = [float(r.completion_tokens) for r in c.good if r.completion_tokens is not None]
+    for name, values in (("ttft_ms_median", ttft), ("ttft_median_ms", ttft), ("ctok_median", tokens)):
+        told = _number(c.stats.get(name))
+        high = not printed(told, median(values), 1) and printed(told, upper_median(values), 1)
+        cause = "the upper of the two middle values was published: n is even" if high else ROWS
+        c.check(name, median(values), 1, cause)
+    c.check("ctok_mean", math.fsum(tokens) / len(tokens) if tokens else None, 1, ROWS)
+    if isinstance(c.stats.get("aa_len_ok"), bool):
+        equal = len(set(tokens)) == 1
+        c.same("aa_len_ok", c.stats["aa_len_ok"], equal, "lengths of the rows say otherwise")
+
+
+def _positions(c: _Cell) -> None:
+    shares = c.stats.get("per_pos")
+    drafts = sum(r.drafts or 0 for r in c.good)
+    for position, value in sorted(shares.items()) if isinstance(shares, dict) else ():
+        i = int(position) if position.isdigit() else -1
+        hits = [r.accept_pos[i] for r in c.good if r.accept_pos is not None and 0 <= i < len(r.accept_pos)]
+        derived = sum(hits) / drafts if drafts and len(hits) == len(c.good) else None
+        if not c.tally.compare(_number(value), derived, 4):
+            c.differ(f"per_pos.{position}", value, derived, "is not accepted at the position over drafts")
+
+
+def _row_taus(c: _Cell, row_tau: Mapping[str, Any]) -> None:
+    for r in c.good:
         told = _number(row_tau.get(str(r.slot)))
         if told is None:
             continue
         derived = 1 + r.accepted / r.drafts if r.accepted is not None and r.drafts else None
-        if not tally.compare(told, derived, 4):
-            differ(f"rows[slot {r.slot}].tau", told, derived, "is not 1 + accepted over drafts")
-    return found
-
-
-def where_spec(rows: Sequence[RequestRow]) -> bool:
-    """Whether the cell speculates: a step is printed only there."""
-    return any(r.drafts for r in rows)
+        if not c.tally.compare(told, derived, 4):
+            c.differ(f"rows[slot {r.slot}].tau", told, derived, "is not 1 + accepted over drafts")
 
 
 def _proposed(rows: Sequence[RequestRow]) -> float | None:

@@ -5,12 +5,13 @@ invariant, is said so.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from campaign.analysis.describe import median
 from campaign.interop import restate
 from campaign.interop.imported import flags
-from campaign.interop.restate import Difference, Tally
+from campaign.interop.restate import ROWS, Difference, Tally
 from campaign.store.row import RequestRow
 
 Cells = Mapping[tuple[str, str], Sequence[RequestRow]]
@@ -133,82 +134,74 @@ def _decomposition(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Numbers beside the cells of one file."""
+
+    file: str
+    tally: Tally
+    found: list[Difference]
+
+    def number(
+        self, field: str, published: object, derived: float | None, digits: int, cause: str = ROWS
+    ) -> None:
+        if published is None and derived is not None:
+            self.tally.checked += 1
+            why = "published as null; the rows hold what it takes"
+            self.found.append(Difference(self.file, None, None, field, None, round(derived, digits), why))
+        if not isinstance(published, (int, float)) or isinstance(published, bool):
+            return
+        if not self.tally.compare(float(published), derived, digits):
+            shown = None if derived is None else round(derived, digits)
+            self.found.append(Difference(self.file, None, None, field, published, shown, cause))
+
+
 def _gates(doc: Mapping[str, Any], cells: Cells, extra: Mapping[str, Any], tally: Tally) -> list[Difference]:
-    found: list[Difference] = []
-    first8: dict[str, float] = {}
-    for (tag, name), rows in cells.items():
+    c = _Check(doc["file"], tally, [])
+    gates = extra.get("gates")
+    if isinstance(gates, dict):
+        _medians(c, gates, cells)
+        _tp8(c, doc, gates, cells)
+    ship = extra.get("ship")
+    best = ship.get("best_cell") if isinstance(ship, dict) else None
+    if isinstance(best, dict):
+        rows = cells.get((str(best.get("arm")), str(best.get("cell") or MAIN)))
+        if rows:
+            c.number("ship.best_cell.tok_s", best.get("tok_s"), median(restate.rates(rows)), 1)
+            c.number("ship.best_cell.tau", best.get("tau"), restate.tau(rows), 4)
+            c.number("ship.best_cell.step_ms", best.get("step_ms"), restate.step(rows), 2)
+    fit = extra.get("step_fit")
+    return c.found + (_fit(doc, cells, fit, tally) if isinstance(fit, dict) else [])
+
+
+def _medians(c: _Check, gates: Mapping[str, Any], cells: Cells) -> None:
+    """Gates on first-8 medians: each must be one of this session's."""
+    known = []
+    for (_, name), rows in cells.items():
         speeds = restate.rates([r for r in rows if r.slot < restate.FIRST])
         middle = median(speeds)
         if name == MAIN and len(speeds) == restate.FIRST and middle is not None:
-            first8[tag] = middle
-
-    def check(field: str, published: object, derived: float | None, digits: int, cause: str) -> None:
-        if not isinstance(published, (int, float)) or isinstance(published, bool):
-            if published is None and derived is not None:
-                tally.checked += 1
-                found.append(
-                    Difference(doc["file"], None, None, field, None, round(derived, digits), "published as null; the rows hold what it takes")
-                )  # fmt: skip
-            return
-        if not tally.compare(float(published), derived, digits):
-            shown = None if derived is None else round(derived, digits)
-            found.append(Difference(doc["file"], None, None, field, published, shown, cause))
-
-    gates = extra.get("gates") if isinstance(extra.get("gates"), dict) else {}
-    for name, gate in (gates or {}).items():
+            known.append(middle)
+    for name, gate in gates.items():
         if not isinstance(gate, dict):
             continue
         for key in ("f8", "anchor_f8", "champ_f8"):
-            if isinstance(gate.get(key), (int, float)):
-                near = min(first8.values(), key=lambda v: abs(v - gate[key]), default=None)
-                check(f"gates.{name}.{key}", gate[key], near, 1, "is no first-8 median of this session")
+            told = gate.get(key)
+            if isinstance(told, (int, float)):
+                near = min(known, key=lambda v, t=float(told): abs(v - t), default=None)  # type: ignore[misc]  # mypy does not follow a default in a lambda
+                c.number(f"gates.{name}.{key}", told, near, 1, "is no first-8 median of this session")
         if "step_sg1_ms" in gate:
-            rows = next((r for (t, c), r in cells.items() if t.startswith("SG1") and c == MAIN), None)
-            check(
-                f"gates.{name}.step_sg1_ms", gate["step_sg1_ms"], restate.step(rows) if rows else None, 2, ""
-            )
-    if gates and "t1_tp8_ms" in gates:
-        check(
-            "gates.t1_tp8_ms",
-            gates["t1_tp8_ms"],
-            _bare(_by(doc, cells, "none", None)),
-            2,
-            "does not follow from the rows",
-        )
-        for k in (5, 6):
-            rows = _by(doc, cells, "eagle3", k)
-            check(
-                f"gates.step_k{k}_tp8_ms",
-                gates.get(f"step_k{k}_tp8_ms"),
-                restate.step(rows) if rows else None,
-                2,
-                "does not follow from the rows",
-            )
-    best = extra.get("ship", {}).get("best_cell") if isinstance(extra.get("ship"), dict) else None
-    if isinstance(best, dict) and isinstance(best.get("arm"), str):
-        rows = cells.get((best["arm"], best.get("cell") or MAIN))
-        if rows:
-            check(
-                "ship.best_cell.tok_s",
-                best.get("tok_s"),
-                median(restate.rates(rows)),
-                1,
-                "does not follow from the rows",
-            )
-            check(
-                "ship.best_cell.tau", best.get("tau"), restate.tau(rows), 4, "does not follow from the rows"
-            )
-            check(
-                "ship.best_cell.step_ms",
-                best.get("step_ms"),
-                restate.step(rows),
-                2,
-                "does not follow from the rows",
-            )
-    fit = extra.get("step_fit")
-    if isinstance(fit, dict):
-        found += _fit(doc, cells, fit, tally)
-    return found
+            rows5 = next((r for (t, n), r in cells.items() if t.startswith("SG1") and n == MAIN), ())
+            c.number(f"gates.{name}.step_sg1_ms", gate["step_sg1_ms"], restate.step(rows5), 2)
+
+
+def _tp8(c: _Check, doc: Mapping[str, Any], gates: Mapping[str, Any], cells: Cells) -> None:
+    if "t1_tp8_ms" not in gates:
+        return
+    c.number("gates.t1_tp8_ms", gates["t1_tp8_ms"], _bare(_by(doc, cells, "none", None)), 2)
+    for k in (5, 6):
+        name = f"step_k{k}_tp8_ms"
+        c.number(f"gates.{name}", gates.get(name), restate.step(_by(doc, cells, "eagle3", k) or ()), 2)
 
 
 def _fit(doc: Mapping[str, Any], cells: Cells, fit: Mapping[str, Any], tally: Tally) -> list[Difference]:

@@ -74,7 +74,7 @@ def across_runs(
     everything = [*rows_a, *(() if rows_b is rows_a else rows_b), *further]
     sds = _sds(everything, declared)
     series_a, series_b = a.spec().series, b.spec().series
-    found = []
+    found: list[Across] = []
     for x in left:
         for y in right:
             if a.dir.root == b.dir.root and x.name == y.name:

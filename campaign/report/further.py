@@ -100,8 +100,10 @@ def _looks(
             said.append(
                 (
                     "stopped early",
-                    f"{group.name} after round {look} of {len(group.rounds)} ({event['why']}): {got.requests} requests, "
-                    f"{got.boots} boots and about {words.dollars(got.usd)} less than the fixed plan",
+                    (
+                        f"{group.name} after round {look} of {len(group.rounds)} ({event['why']}): {got.requests} requests, "
+                        f"{got.boots} boots and about {words.dollars(got.usd)} less than the fixed plan"
+                    ),
                 )
             )
     return found
@@ -133,9 +135,11 @@ def _champions(
         said.append(
             (
                 "champion",
-                f"{best.arm} is the best of {best.k} in {session.name} / {group.name}: {words.number(best.raw)} tok/s as "
-                f"picked, {words.number(best.adjusted)} with the picking taken off (it leads on "
-                f"{best.picked.get(best.arm, 0) * 100:.0f} % of held-out {best.part}s)",
+                (
+                    f"{best.arm} is the best of {best.k} in {session.name} / {group.name}: {words.number(best.raw)} tok/s as "
+                    f"picked, {words.number(best.adjusted)} with the picking taken off (it leads on "
+                    f"{best.picked.get(best.arm, 0) * 100:.0f} % of held-out {best.part}s)"
+                ),
             )
         )
     return found
@@ -151,7 +155,7 @@ def _replicates(session: SessionPlan, rows: Sequence[RequestRow]) -> list[dict[s
         for metric in ("step_ms", "decode_tok_s"):
             means: dict[str, float] = {}
             for label, mine in boots.items():
-                made = boots_of(mine, metric)  # type: ignore[arg-type]  # two of the metrics
+                made = boots_of(mine, metric)
                 if len(made) == 1 and made[0].values:
                     means[label] = math.fsum(made[0].values.values()) / len(made[0].values)
             if len(means) < 2:
@@ -248,9 +252,11 @@ def _composites(
             said.append(
                 (
                     "composite",
-                    f"{c.b} against {c.a}: decode rate {words.signed(both.ratio, both.lo, both.hi)} % "
-                    f"{words.interval(both.lo, both.hi)} from step time at concurrency 1 and acceptance at "
-                    f"{c.concurrency} ({words.reasons(both.reasons)})",
+                    (
+                        f"{c.b} against {c.a}: decode rate {words.signed(both.ratio, both.lo, both.hi)} % "
+                        f"{words.interval(both.lo, both.hi)} from step time at concurrency 1 and acceptance at "
+                        f"{c.concurrency} ({words.reasons(both.reasons)})"
+                    ),
                 )
             )
     return found
@@ -318,8 +324,10 @@ def _over_sessions(verdicts: Sequence[Verdict], said: list[tuple[str, str]]) -> 
             said.append(
                 (
                     "several sessions",
-                    f"{pair}: {words.METRIC[mine[0].metric]} {words.signed(ratio(over.mean), lo, hi)} % "
-                    f"{words.interval(lo, hi)} over {over.sessions} sessions (t on session means)",
+                    (
+                        f"{pair}: {words.METRIC[mine[0].metric]} {words.signed(ratio(over.mean), lo, hi)} % "
+                        f"{words.interval(lo, hi)} over {over.sessions} sessions (t on session means)"
+                    ),
                 )
             )
     return found
@@ -345,8 +353,10 @@ def _offsets(verdicts: Sequence[Verdict], said: list[tuple[str, str]]) -> list[d
             said.append(
                 (
                     "A/A offset",
-                    f"{v.session}: an arm differs from itself by {words.signed(v.ratio, lo, hi)} % {words.interval(lo, hi)} "
-                    f"in {words.METRIC[v.metric]}; read the pairs of this session beside it",
+                    (
+                        f"{v.session}: an arm differs from itself by {words.signed(v.ratio, lo, hi)} % {words.interval(lo, hi)} "
+                        f"in {words.METRIC[v.metric]}; read the pairs of this session beside it"
+                    ),
                 )
             )
     return found
@@ -402,8 +412,10 @@ def _frontiers(cells: Sequence[CellEconomics], said: list[tuple[str, str]]) -> l
                 said.append(
                     (
                         "economics",
-                        f"{b} against {a} at one {hold}: {what} {words.signed(result.ratio, result.lo, result.hi)} % "
-                        f"{words.interval(result.lo, result.hi)}",
+                        (
+                            f"{b} against {a} at one {hold}: {what} {words.signed(result.ratio, result.lo, result.hi)} % "
+                            f"{words.interval(result.lo, result.hi)}"
+                        ),
                     )
                 )
     return found
