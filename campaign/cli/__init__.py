@@ -25,6 +25,7 @@ VERBS = {
     "import": "Published result files as a run folder.",
     "verify": "Recompute every printed number from the raw rows; name each difference.",
     "cells": "One line per cell: rates, tokens per step, step times.",
+    "forecast": "Depths that have not run: said before, scored after.",
     "compare": "Two runs across sessions: a separate result that carries the session variance.",
 }
 
