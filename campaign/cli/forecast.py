@@ -8,8 +8,12 @@ import click
 
 @click.command(short_help="Forecast depths that have not run; score those that have.")
 @click.argument("run", required=False)
-@click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="A depth to forecast; repeatable.")
-@click.option("--score", "as_score", is_flag=True, help="Score every stored forecast against later runs instead.")
+@click.option(
+    "--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="A depth to forecast; repeatable."
+)
+@click.option(
+    "--score", "as_score", is_flag=True, help="Score every stored forecast against later runs instead."
+)
 @click.option("--store", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(run: str | None, depths: tuple[int, ...], store: Path, *, as_score: bool, as_json: bool) -> None:
@@ -39,7 +43,9 @@ def command(run: str | None, depths: tuple[int, ...], store: Path, *, as_score: 
             return
         for s in shown:
             mark = "inside" if s["inside"] else "OUTSIDE"
-            click.echo(f"depth {s['depth']} {s['quantity']}: said {s['said']:.4g} [{s['lo']:.4g}, {s['hi']:.4g}], came {s['came']:.4g}: {mark}")
+            click.echo(
+                f"depth {s['depth']} {s['quantity']}: said {s['said']:.4g} [{s['lo']:.4g}, {s['hi']:.4g}], came {s['came']:.4g}: {mark}"
+            )
         for t in table:
             click.echo(f"{t['quantity']}: {t['inside']} of {t['n']} inside their 95 % interval")
         return
@@ -52,7 +58,9 @@ def command(run: str | None, depths: tuple[int, ...], store: Path, *, as_score: 
         return
     for f in made:
         if f["tok_s"] is None or f["tok_s_lo"] is None:
-            click.echo(f"{f['session']} / {f['workload']} depth {f['depth']}: not identified ({', '.join(f['reasons'])})")
+            click.echo(
+                f"{f['session']} / {f['workload']} depth {f['depth']}: not identified ({', '.join(f['reasons'])})"
+            )
             continue
         click.echo(
             f"{f['session']} / {f['workload']} {f['method']} depth {f['depth']}: {f['tau']:.2f} tokens per step "

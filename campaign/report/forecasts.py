@@ -108,7 +108,9 @@ def load(store: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, AttributeError, TypeError):
             whole = False
         if not whole:
-            raise StoreError(f"{path}:{number}: this forecast is not as it was written. Fix: restore the file from a copy")
+            raise StoreError(
+                f"{path}:{number}: this forecast is not as it was written. Fix: restore the file from a copy"
+            )
         previous = entry["hash"]
         found.append(entry)
     return found
