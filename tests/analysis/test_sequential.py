@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +78,26 @@ def test_a_cold_first_wave_is_flagged():
     assert not cold_start(ttft[case["concurrency"] :], case["concurrency"])
 
 
-def test_looks_are_taken_only_where_the_plan_names_them(make):
-    group = make.group("pair.p", "pair", ("a", "b"), boots=4, slots=8, design="alternated")
-    rows = make.rows(make.plan([group], []), {"b": {"shift": 0.2}}) if hasattr(make, "rows") else []
+def test_a_look_stops_a_resident_pair_whose_rows_differ(make):
+    """Four rounds planned, a look after two: the rows of two rounds decide, on the pair's primary metric."""
+    slots, rng = 8, np.random.default_rng(9)
+    group = make.group("pair.p", "pair", ("a", "b"), boots=4, slots=slots, design="alternated")
+    group = replace(group, looks=(2,))
     comparison = make.comparison(group, "a", "b")
-    assert take(rows, group, comparison, 2).stop is False
+
+    def rows(shift):
+        return [
+            make.row(
+                arm=arm, boot_index=k, round=k, slot=s, block=f"s{s}", group="pair.p",
+                step_ms=10 * math.exp(rng.normal(0, 0.004) + shift * (arm == "b")),
+            )
+            for k in range(2) for arm in "ab" for s in range(slots)
+        ]  # fmt: skip
+
+    declared = {"step_ms": 0.002}
+    found = take(rows(0.1), group, comparison, 2, declared=declared)
+    assert (found.stop, found.why, found.n) == (True, "differs", slots)
+    assert found.lo < 0.1 < found.hi
+    assert take(rows(0.1), group, comparison, 3, declared=declared).stop is False
+    assert take(rows(0.1), replace(group, design="blocks"), comparison, 2, declared=declared).stop is False
+    assert take(rows(0.0), group, comparison, 2, declared={"step_ms": 0.03}).stop is False
