@@ -86,7 +86,7 @@ def append(store: Path, entries: Sequence[Mapping[str, Any]]) -> None:
                 previous = _hash(body)
                 file.write(json.dumps(body | {"hash": previous}, sort_keys=True, allow_nan=False) + "\n")
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {describe(error)}") from error
+        raise StoreError(describe(error, path)) from error
 
 
 def _hash(body: Mapping[str, Any]) -> str:
