@@ -172,6 +172,7 @@ class RoundRunner:
             cpus=ctx.cpus,
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
+            runtime=ctx.spec.runtimes.get(arm.config.runtime or ""),
         )
         try:
             record = await self._unless_stopped(order)

@@ -42,6 +42,7 @@ ONLY: dict[str, frozenset[str]] = {
 """Fields that only some engines take. In another they would be ignored, so they are refused there."""
 
 SPECULATION_ONLY: dict[str, frozenset[str]] = {
+    "ngram_size": frozenset({"llamacpp", "vllm"}),
     "steps": frozenset({"sglang"}),
     "topk": frozenset({"sglang"}),
     "draft_tokens": frozenset({"sglang"}),
@@ -126,7 +127,8 @@ def _drafter(parts: Parts, key: str, arm: Arm, spec: Speculation) -> Iterator[Pr
         yield _at(
             parts, key, "speculation", f"{spec.method} needs a draft_model", "name an entry of `models`", ""
         )
-    if spec.draft_model is not None and arm.quantization is not None and spec.draft_quantization is None:
+    inherits = arm.engine == "sglang" and arm.quantization is not None
+    if spec.draft_model is not None and inherits and spec.draft_quantization is None:
         why = f"the draft model would inherit quantization {arm.quantization} from its target"
         fix = "write speculation.draft_quantization: none (or the word for how the draft is quantized)"
         yield _at(parts, key, "speculation", why, fix, "")
