@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
 from campaign.engines import effective, failures, fetch, procfs, weights
+from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
 from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
 from campaign.redact import REDACTOR
+from campaign.spec.models import Arm
 
 PORT_TRIES = 3
 """We chose the port, so one that is taken meanwhile is ours to replace."""
@@ -110,6 +112,8 @@ class _Server:
         return "ours" if all(x.inode in ours for x in found) else "foreign"
 
     async def get(self, path: str) -> tuple[int | None, tuple[str, ...] | None]:
+        if path == "/health":
+            path = str(getattr(self.engine, "health_path", path))
         try:
             status, body = await fetch.get(self.base_url + path, self.launch.headers, _HTTP_S)
         except (OSError, TimeoutError):
@@ -130,6 +134,11 @@ class _Server:
             status, raw = await fetch.post(
                 self.base_url + "/v1/completions", self.launch.headers, body, timeout_s
             )
+            if status in {404, 405, 501}:  # a server that only chats
+                body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+                status, raw = await fetch.post(
+                    self.base_url + "/v1/chat/completions", self.launch.headers, body, timeout_s
+                )
             produced = status == 200 and json.loads(raw)["usage"]["completion_tokens"] == 1
         except TimeoutError:
             return "hung"
@@ -154,6 +163,8 @@ class LocalEngineHost:
         self._token_timeout_s = token_timeout_s
         self._servers: dict[str, _Server] = {}
         self._ended: dict[str, tuple[str, str]] = {}
+        self._endpoints: set[str] = set()
+        """Boots that are a provider's endpoint: nothing of ours runs."""
         self._ports: set[int] = set()
         self._rng = random.Random(seed)  # noqa: S311  # spreads ports, guards nothing
 
@@ -165,8 +176,12 @@ class LocalEngineHost:
         """
         if order.boot_id in self._servers:
             raise EngineError("config", f"{order.boot_id} is already running")
-        engine = self._engines(order.config.engine or "")
+        engine = bound(self._engines(order.config.engine or ""), order.config)
         await asyncio.to_thread(engine.preflight, order.config, order.models)
+        if isinstance(engine, Api):
+            record = await engine.connect(order, self._clock)
+            self._endpoints.add(order.boot_id)
+            return record
         for attempt in range(1, PORT_TRIES + 1):
             try:
                 return await self._boot_on(order, engine, procfs.free_port(self._ports, self._rng))
@@ -178,8 +193,8 @@ class LocalEngineHost:
         raise AssertionError("unreachable")
 
     async def _boot_on(self, order: BootOrder, engine: Engine, port: int) -> BootRecord:
+        launch = await asyncio.to_thread(engine.launch, order, port)
         self._ports.add(port)
-        launch = engine.launch(order, port)
         for value in launch.headers.values():
             REDACTOR.hide(value.rpartition(" ")[2])
         log = LogTail(Path(order.log_path))
@@ -284,7 +299,8 @@ class LocalEngineHost:
         """
         server = self._servers.get(boot_id)
         if server is None:
-            return False
+            # An endpoint that fails shows in its requests; asking costs tokens.
+            return boot_id in self._endpoints
         server.failed = await check_alive(server.state, server, self._clock, self._token_timeout_s)
         return server.failed is None
 
@@ -303,6 +319,7 @@ class LocalEngineHost:
 
     async def stop(self, boot_id: str) -> None:
         """End the whole tree, wait until it is gone and its port is free. Idempotent."""
+        self._endpoints.discard(boot_id)
         server = self._servers.get(boot_id)
         if server is not None:
             await asyncio.shield(self._end(server, ("stopped", "stopped by us")))
@@ -323,6 +340,12 @@ class LocalEngineHost:
             self._ports.discard(server.port)
             self._ended[server.order.boot_id] = why
             del self._servers[server.order.boot_id]
+
+
+def bound(engine: Engine, arm: Arm) -> Engine:
+    """The adapter of one arm, for an engine whose pages and counters the arm declares."""
+    bind = getattr(engine, "for_arm", None)
+    return engine if bind is None else cast("Engine", bind(arm))
 
 
 def _environment(launch: Launch) -> dict[str, str]:
