@@ -36,7 +36,7 @@ def command(
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
-    from campaign.plan.view import render
+    from campaign.plan.view import summary
     from campaign.spec.load import load
 
     loaded = load(file, sets)
@@ -44,7 +44,7 @@ def command(
     planned = cut_to(loaded.spec, only) if only else loaded.spec
     plan = build(planned, declared_prices(planned))
     console = Console(stderr=as_json, highlight=False)
-    render(plan, loaded.defaults(), console)
+    summary(plan, console)
     require_admitted(plan)
     for warning in check_spec(loaded).require().warnings:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
