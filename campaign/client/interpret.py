@@ -320,5 +320,6 @@ def conclude(
         text_sha256=hashlib.sha256(reading.text.encode("utf-8")).hexdigest() if chunks else None,
         timings=reading.report or None,
         reasons=judged.reasons,
+        retry_after=response.retry_after,
     )
     return Interpreted(outcome, reading, response)

@@ -102,6 +102,7 @@ class Supervisor:
             provider=self._provider.name,
             quote=quote,
             max_ns=asked_ns,
+            tokens_usd=self._job.plan.tokens_usd,
         )
         if not isinstance(grant, LeaseGrant):
             return SessionResult(name, "refused", grant.why, gate=grant.trip.gate)

@@ -94,6 +94,8 @@ def make_job(
 ) -> Job:
     """The request as it goes onto the wire."""
     request_id = f"{fields['boot_id']}/{fields['phase']}/o{fields['order']}s{fields['slot']}x{fields['seed']}"
+    if fields["attempt"]:
+        request_id += f"t{fields['attempt']}"
     return Job(
         request_id=request_id,
         base_url=boot.record.base_url,

@@ -12,11 +12,15 @@ from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from campaign.budget.machine import Trip, over
+from campaign.client.base import Outcome
 from campaign.clock import Clock
+from campaign.engines.api import TRIES, backoff_s, retry_after_s, tokens_usd_micro
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
 from campaign.ledger.events import NewEvent
+from campaign.money import MicroUsd
+from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
@@ -259,18 +263,28 @@ class RoundRunner:
         # Only a request that is alone on its server may claim the server's counters.
         before = await self._counters(boot.record.boot_id) if alone else None
         writer = self._writers[request.arm]
-        await self._on_disk(writer.begin, fields)
-        outcome = await ctx.ports.client.run(
-            make_job(
-                fields,
-                boot,
-                self._workload,
-                prompt,
-                engine.request_extras(boot.arm.config),
-                ctx.spec.gates.request_timeout.total_seconds(),
-                self._sidecars(boot),
+        for refused in range(1, TRIES + 1):
+            await self._on_disk(writer.begin, fields)
+            outcome = await ctx.ports.client.run(
+                make_job(
+                    fields,
+                    boot,
+                    self._workload,
+                    prompt,
+                    engine.request_extras(boot.arm.config),
+                    ctx.spec.gates.request_timeout.total_seconds(),
+                    self._sidecars(boot),
+                )
             )
-        )
+            self._bill_tokens(boot, outcome)
+            endpoint = boot.arm.config.api
+            if endpoint is None or outcome.http_status != 429 or refused == TRIES:
+                break
+            # Its row is kept, void; the pause lies between requests, and the next try is a request of its own.
+            row = make_row(fields, boot, prompt, outcome, None)
+            await self._on_disk(writer.finish, row)
+            await self._pause(backoff_s(endpoint, refused, retry_after_s(outcome.retry_after)))
+            fields = {**fields, "attempt": refused}
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
@@ -278,6 +292,38 @@ class RoundRunner:
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
         await self._judge(row, boot)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait between requests; a stop ends it."""
+        waited = 0.0
+        while waited < seconds:
+            self._ctx.check()
+            await self._ctx.clock.sleep(min(0.2, seconds - waited))
+            waited += 0.2
+        self._ctx.check()
+
+    def _bill_tokens(self, boot: Measured, outcome: Outcome) -> None:
+        """Put the price of a request's tokens into the ledger; where it is unknown, the most it can be."""
+        endpoint = boot.arm.config.api
+        if endpoint is None:
+            return
+        usage = outcome.usage
+        prompt, completion = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        unknown = prompt is None or completion is None
+        if unknown and outcome.http_status != 200 and outcome.first_ns is None:
+            return  # refused before anything was generated
+        if prompt is None or completion is None:
+            usd = request_tokens_usd(boot.arm.config, self._workload)
+        else:
+            usd = MicroUsd(tokens_usd_micro(endpoint, prompt, completion))
+        self._ctx.emit(
+            "tokens_billed",
+            lease=self._ctx.who.lease,
+            usd_micro=usd,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            arm=boot.arm.name,
+        )
 
     async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
         # An fsync in the event loop would delay the stamps of other requests in flight.
