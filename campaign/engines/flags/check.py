@@ -16,7 +16,7 @@ _PREFIXES = {"sglang": ("SGLANG_", "SGL_"), "vllm": ("VLLM_",)}
 """Variables that only the engine itself could read."""
 _LIBRARIES = re.compile(
     r"^(?:CUDA|NCCL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|HF|HUGGING_FACE|TRANSFORMERS|TOKENIZERS|OMP|MKL|KMP|GOTO"
-    r"|OPENBLAS|PYTHON|FLASHINFER|DG|NVSHMEM|UCX|GLOO|CUBLAS|CUDNN|CUTE|CUTLASS|RAY|LD|XDG|NVTE|MALLOC|SAFETENSORS"
+    r"|OPENBLAS|PYTHON[A-Z0-9]*|FLASHINFER|DG|NVSHMEM|UCX|GLOO|CUBLAS|CUDNN|CUTE|CUTLASS|RAY|LD|XDG|NVTE|MALLOC|SAFETENSORS"
     r"|DEEP_GEMM|DEEPGEMM|CUTE_DSL|TILELANG|ROCR?|HIP|GPU|NVIDIA|TRTLLM|MC|SGLANG|SGL|VLLM|LC|MIMALLOC|TCMALLOC)(?:_|$)"
 )
 """Variables that libraries below an engine read; their source is not looked at."""
@@ -124,17 +124,6 @@ def _values(flag: Flag, word: str, values: tuple[str, ...], where: str) -> Itera
 
 def _missing(table: FlagTable, others: tuple[FlagTable, ...], name: str, word: str, value: str) -> Finding:
     where = f"{table.engine} {table.version}"
-    full = sorted({f for f in table.flags if f.startswith(name) and name.startswith("--")})
-    if len(full) == 1:
-        return Finding("abbreviated", word, value, f"is an abbreviation in {where}", f"write {full[0]}")
-    if full:
-        return Finding(
-            "ambiguous",
-            word,
-            value,
-            f"is an ambiguous abbreviation in {where}",
-            f"write one of {', '.join(full[:6])}",
-        )
     older = [t for t in others if name in t.flags and _release(t.version) < _release(table.version)]
     newer = [t for t in others if name in t.flags and _release(t.version) > _release(table.version)]
     if older:
@@ -155,6 +144,17 @@ def _missing(table: FlagTable, others: tuple[FlagTable, ...], name: str, word: s
     if newer:
         why = f"is not in {where} yet: {newer[0].version} has it"
         return Finding("not_yet", word, value, why, "remove it, or use that version")
+    full = sorted({f for f in table.flags if f.startswith(name) and name.startswith("--")})
+    if len(full) == 1:
+        return Finding("abbreviated", word, value, f"is an abbreviation in {where}", f"write {full[0]}")
+    if full:
+        return Finding(
+            "ambiguous",
+            word,
+            value,
+            f"is an ambiguous abbreviation in {where}",
+            f"write one of {', '.join(full[:6])}",
+        )
     close = _close(name, table)
     fix = f"did you mean {close}?" if close else "remove it, or name it in `allow_unknown` if a fork has it"
     return Finding("unknown", word, value, f"is no flag of {where}", fix)
