@@ -54,8 +54,9 @@ def outline(spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None 
     node = spec.sessions[name].node
     work = tuple(expand(spec, name) if drafts is None else drafts)
     chosen = [choose(spec, node, draft, price) for draft in work]
-    reference = choose(spec, node, anchor(spec), price)
-    groups = _with_anchors(spec, chosen, reference)
+    groups = tuple((c.draft.name, c) for c in chosen)
+    if spec.sessions[name].anchor:
+        groups = _with_anchors(spec, chosen, choose(spec, node, anchor(spec), price))
     setup_s = SETUP_S[spec.nodes[node].provider]
     work_s = sum(c.seconds for _, c in groups)
     tokens = MicroUsd(sum(c.tokens_usd(spec) for _, c in groups))

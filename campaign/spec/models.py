@@ -473,6 +473,8 @@ class Session(Strict):
     """Ladders to run, in this order."""
     priority: Natural = 1
     """Lower runs first."""
+    anchor: Flag = True
+    """Run the anchor first and last; false only where every arm is a provider's endpoint and no node is measured."""
 
 
 class Gates(Strict):

@@ -223,6 +223,23 @@ def file_traps(parts: Parts) -> Iterator[Problem]:
                 ("ladders", name, "field"), why, "leave both out of the arm; they follow from depth"
             )
     yield from _one_at_a_time(parts)
+    yield from _endpoints(parts)
+
+
+def _endpoints(parts: Parts) -> Iterator[Problem]:
+    """Sessions without an anchor measure endpoints only; and an endpoint says nothing of its steps."""
+    for name, session in parts.sessions.items():
+        arms = [a for p in session.pairs if p in parts.pairs for a in (parts.pairs[p].a, parts.pairs[p].b)]
+        arms += [parts.ladders[n].base for n in session.ladders if n in parts.ladders]
+        booted = [a for a in arms if a is not None and a in parts.resolved and parts.resolved[a].engine != "api"]
+        if not session.anchor and booted:
+            why = f"runs {booted[0]}, which is booted: without an anchor nothing tells drift"
+            yield parts.problem(("sessions", name, "anchor"), why, "leave it out")
+    for name, pair in parts.pairs.items():
+        sides = [parts.resolved[a] for a in (pair.a, pair.b) if a is not None and a in parts.resolved]
+        if any(arm.engine == "api" for arm in sides) and pair.primary in {"step_ms", "accept_len"}:
+            why = "cannot be known of a provider's endpoint, which does not say whether it drafts"
+            yield parts.problem(("pairs", name, "primary"), why, "write decode_tok_s or ttft_ms", pair.primary)
 
 
 def _one_at_a_time(parts: Parts) -> Iterator[Problem]:
@@ -250,7 +267,8 @@ def _written(arm: Arm, name: str) -> bool:
 
 def _pinned(parts: Parts, arm: Arm) -> bool:
     model = parts.models.get(str(arm.model))
-    return model is not None and model.hub is not None and model.revision is not None
+    # An entry that is not valid has a problem of its own.
+    return model is None or (model.hub is not None and model.revision is not None)
 
 
 def _at(parts: Parts, key: str, name: str, why: str, fix: str, value: str | None = None) -> Problem:
