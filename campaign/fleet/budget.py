@@ -26,6 +26,7 @@ from campaign.spec.models import Spec
 AGENT_MAY_SAY: Final = frozenset(
     {
         "phase_started",
+        "tokens_billed",
         "boot_started",
         "boot_ready",
         "boot_failed",
