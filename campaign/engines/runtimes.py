@@ -14,8 +14,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from campaign.engines.base import BootOrder
 from campaign.errors import PreflightError
 from campaign.spec.models import Arm, Patch, Runtime
 
@@ -175,6 +177,21 @@ def _call(argv: list[str], name: str, timeout_s: float) -> None:
         )
 
 
+_RECORDED = re.compile(
+    r"^(?:torch|triton|sglang|sglang-kernel|sgl-kernel|vllm|flashinfer[\w-]*|transformers|tokenizers|xgrammar"
+    r"|nvidia-(?:nccl|cudnn|cublas|cuda-runtime)[\w-]*|flash-attn[\w-]*|deep-gemm|tensorrt[\w-]*)$",
+    re.IGNORECASE,
+)
+
+
+def versions(exe: str, order: BootOrder) -> dict[str, str]:
+    """Versions of engine, torch, NCCL, CUDA and kernels in the interpreter that runs; none for our own."""
+    if order.runtime is None or not exe.startswith("/"):
+        return {}
+    return {name: found for name, found in sorted(_packages(exe).items()) if _RECORDED.match(name)}
+
+
+@lru_cache(maxsize=16)
 def _packages(exe: str) -> dict[str, str]:
     code = (
         "import importlib.metadata as m, json;"

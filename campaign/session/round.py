@@ -370,6 +370,7 @@ class RoundRunner:
     # --- the end
 
     async def _commit(self, start_ns: int) -> None:
+        await self._alone()
         for arm, valid in self._rows.items():
             void = valid.count(False)
             detail = f"{self._boots[arm].cell}: {void} of {len(valid)} rows void"
@@ -385,6 +386,16 @@ class RoundRunner:
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    async def _alone(self) -> None:
+        """A stranger on the GPUs of a cell makes its times somebody else's: the round is void."""
+        look = getattr(self._ctx.ports.host, "foreign", None)
+        for boot in self._boots.values():
+            if look is None or not boot.plan.gpus:
+                continue
+            found = await look(boot.record.boot_id)
+            if found:
+                raise EngineError("died", f"{boot.record.boot_id}: another process is on its GPUs: {found}")
 
     def _void(self, reason: str) -> None:
         for writer in self._writers.values():

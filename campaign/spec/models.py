@@ -491,7 +491,7 @@ class Gates(Strict):
     max_void_share: Fraction = 0.2
     """Share of void rows in a cell above which the cell is void."""
     require_telemetry: tuple[Text, ...] = ()
-    """Readings that must be there, e.g. gpu_power; probed before weights load."""
+    """Readings that must be there, e.g. gpu_w; probed before weights load."""
 
 
 class FailOn(Strict):

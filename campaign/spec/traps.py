@@ -231,7 +231,9 @@ def _endpoints(parts: Parts) -> Iterator[Problem]:
     for name, session in parts.sessions.items():
         arms = [a for p in session.pairs if p in parts.pairs for a in (parts.pairs[p].a, parts.pairs[p].b)]
         arms += [parts.ladders[n].base for n in session.ladders if n in parts.ladders]
-        booted = [a for a in arms if a is not None and a in parts.resolved and parts.resolved[a].engine != "api"]
+        booted = [
+            a for a in arms if a is not None and a in parts.resolved and parts.resolved[a].engine != "api"
+        ]
         if not session.anchor and booted:
             why = f"runs {booted[0]}, which is booted: without an anchor nothing tells drift"
             yield parts.problem(("sessions", name, "anchor"), why, "leave it out")
@@ -239,7 +241,9 @@ def _endpoints(parts: Parts) -> Iterator[Problem]:
         sides = [parts.resolved[a] for a in (pair.a, pair.b) if a is not None and a in parts.resolved]
         if any(arm.engine == "api" for arm in sides) and pair.primary in {"step_ms", "accept_len"}:
             why = "cannot be known of a provider's endpoint, which does not say whether it drafts"
-            yield parts.problem(("pairs", name, "primary"), why, "write decode_tok_s or ttft_ms", pair.primary)
+            yield parts.problem(
+                ("pairs", name, "primary"), why, "write decode_tok_s or ttft_ms", pair.primary
+            )
 
 
 def _one_at_a_time(parts: Parts) -> Iterator[Problem]:
