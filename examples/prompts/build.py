@@ -28,7 +28,11 @@ def catalogue(rng: random.Random) -> str:
             }
             for i in range(rng.randint(2, 5))
         }
-        tool = {"name": f"{verb}_{noun}_{n}", "description": f"Use it to {verb} one {noun}.", "parameters": fields}
+        tool = {
+            "name": f"{verb}_{noun}_{n}",
+            "description": f"Use it to {verb} one {noun}.",
+            "parameters": fields,
+        }
         tools.append(tool)
         size += len(json.dumps(tool))
     wanted = ", ".join(rng.choice(tools)["name"] for _ in range(6))
