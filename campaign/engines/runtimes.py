@@ -121,10 +121,13 @@ def install(
     started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _call([_host_python(), "-m", "venv", str(target)], name, timeout_s)
-    exe = str(target / "bin" / "python")
+    host, exe = _host_python(), str(target / "bin" / "python")
+    # Bootstrapping pip into a venv takes longer than most installs; the host's can install into it.
+    borrowed = _answers([host, "-m", "pip", "--python", host, "--version"])
+    _call([host, "-m", "venv", *["--without-pip"] * borrowed, str(target)], name, timeout_s)
+    pip = [host, "-m", "pip", "--python", exe] if borrowed else [exe, "-m", "pip"]
     what = ["-r", str(_lock(runtime))] if runtime.lock is not None else [str(runtime.pip)]
-    _call([exe, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *what], name, timeout_s)
+    _call([*pip, "install", "--disable-pip-version-check", "--no-input", *what], name, timeout_s)
     packages = _packages(exe)
     temporary = mark.with_suffix(".tmp")
     temporary.write_text(json.dumps(packages, sort_keys=True), encoding="utf-8")
@@ -157,6 +160,13 @@ def _lock(runtime: Runtime) -> Path:
             f"runtime lock {runtime.lock}: no such file. Fix: give a requirements lock that exists"
         )
     return path
+
+
+def _answers(argv: list[str]) -> bool:
+    try:
+        return subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _call(argv: list[str], name: str, timeout_s: float) -> None:

@@ -11,8 +11,40 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROMPTS = 13
 CHARACTERS = 38_000
-VERBS = "list create update delete archive restore export import merge split assign close open approve reject".split()
-NOUNS = "invoice order shipment customer ticket contract sensor recipe route booking claim asset job user report".split()
+VERBS = [
+    "list",
+    "create",
+    "update",
+    "delete",
+    "archive",
+    "restore",
+    "export",
+    "import",
+    "merge",
+    "split",
+    "assign",
+    "close",
+    "open",
+    "approve",
+    "reject",
+]
+NOUNS = [
+    "invoice",
+    "order",
+    "shipment",
+    "customer",
+    "ticket",
+    "contract",
+    "sensor",
+    "recipe",
+    "route",
+    "booking",
+    "claim",
+    "asset",
+    "job",
+    "user",
+    "report",
+]
 KINDS = {"string": '"text"', "integer": "17", "number": "2.5", "boolean": "true"}
 
 
