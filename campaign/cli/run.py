@@ -48,5 +48,5 @@ def command(
     require_admitted(plan)
     for warning in check_spec(loaded).require().warnings:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events)
+    drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events, only)
     drive_and_report(drive, console, as_json=as_json)
