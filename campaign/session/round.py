@@ -41,6 +41,10 @@ from campaign.workloads.packs import Prompts
 T = TypeVar("T")
 
 
+INERT_DRAFTS = 200
+"""Drafts of a round after which acceptance of exactly 1 is not believed."""
+
+
 class Stopped(Exception):
     """The controller, a gate or the lease said stop; the round is not committed."""
 
@@ -118,6 +122,11 @@ class SessionContext:
             raise Stopped(self.progress.command)
 
 
+def inert(drafts: int, refused_tokens: int) -> bool:
+    """Whether so many drafts without one refused token cannot be chance."""
+    return drafts >= INERT_DRAFTS and refused_tokens == 0
+
+
 class RoundRunner:
     """Runs one round of one group."""
 
@@ -130,6 +139,8 @@ class RoundRunner:
         self._writers: dict[str, CellWriter] = {}
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
+        self._drafting: dict[str, tuple[int, int]] = {}
+        """Arm -> drafts so far, and drafted tokens that were refused."""
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
@@ -326,6 +337,9 @@ class RoundRunner:
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
+        if row.drafts and row.drafted and row.accepted is not None:
+            drafts, refused_tokens = self._drafting.get(request.arm, (0, 0))
+            self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
         await self._judge(row, boot)
@@ -402,6 +416,7 @@ class RoundRunner:
 
     async def _commit(self, start_ns: int) -> None:
         await self._alone()
+        self._drafters_are_real()
         for arm, valid in self._rows.items():
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
@@ -416,6 +431,14 @@ class RoundRunner:
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    def _drafters_are_real(self) -> None:
+        """Every draft accepted, hundreds of times, is a drafter that nothing checks: the arm is invalid."""
+        for arm, (drafts, refused) in self._drafting.items():
+            spec = self._boots[arm].arm.config.speculation
+            if spec is not None and spec.simulated_acceptance is None and inert(drafts, refused):
+                why = f"{arm}: all of {drafts} drafts were accepted whole: the drafter is inert"
+                raise EngineError("not_effective", why)
 
     async def _alone(self) -> None:
         """A stranger on the GPUs of a cell makes its times somebody else's: the round is void."""
