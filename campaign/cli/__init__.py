@@ -1,9 +1,11 @@
 """The command line: one small module per verb, loaded when it is used."""
 
+import errno
 import importlib
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -83,10 +85,22 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except KeyboardInterrupt:
+        click.echo(
+            "campaign: interrupted; a run that was going on is not settled: `campaign resume`", err=True
+        )
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}:
+            _our_bug(error)
+        click.echo(f"campaign: cannot write: {error.strerror}", err=True)
+        sys.exit(4)
     except Exception as error:
-        click.echo(f"campaign: our bug: {error!r}; details in {_bug_report(error)}", err=True)
-        sys.exit(70)
+        _our_bug(error)
+
+
+def _our_bug(error: BaseException) -> NoReturn:
+    click.echo(f"campaign: our bug: {error!r}; details in {_bug_report(error)}", err=True)
+    sys.exit(70)
 
 
 def _bug_report(error: BaseException) -> Path:

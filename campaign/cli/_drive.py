@@ -54,7 +54,11 @@ def drive_and_report(drive: Drive, console: "Console", *, as_json: bool) -> NoRe
     else:
         ending = Ending(0, "", ())
         console.print(f"{name} is complete: nothing is left to do", soft_wrap=True)
-    tripped = _report(drive, console, as_json=as_json)
+    try:
+        tripped = _report(drive, console, as_json=as_json)
+    except SystemExit:
+        # rich's way to say that nobody reads any more: the run ended as it ended.
+        sys.exit(ending.exit_code)
     if ending.exit_code:
         console.print(f"stopped: {ending.reason}", style="bold", markup=False, soft_wrap=True)
         if ending.exit_code != 2:

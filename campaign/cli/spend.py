@@ -153,7 +153,7 @@ def _lines(found: "Spend") -> list[str]:
     if found.measured_share is not None:
         lines.append(f"{found.measured_share * 100:.0f} % of it measuring")
     if found.usd_per_verdict is not None:
-        lines.append(f"{_dollars(found.usd_per_verdict)} per comparison ({found.answered} answered)")
+        lines.append(f"{_dollars(found.usd_per_verdict)} per comparison ({found.answered} measured)")
     if found.over_cap_usd:
         lines.append(f"[red]{_dollars(found.over_cap_usd)} above the cap[/]")
     for lease, gap in found.price_gaps.items():

@@ -138,19 +138,22 @@ class Controller:
         money = await self._budget.money()
         sessions = await self._pool.snapshots()
         elapsed = (self._clock.monotonic_ns() - self._started_ns) / 1e9
-        self._show(
-            Snapshot(
-                run=self._run_dir.name,
-                campaign=self._plan.campaign,
-                elapsed_s=elapsed,
-                left_s=_left(elapsed, sessions, self._jobs),
-                cap_usd=self._plan.cap_usd,
-                spent_usd=money.spent,
-                committed_usd=money.committed,
-                sessions=sessions,
-                notes=money.notes,
-            )
+        snapshot = Snapshot(
+            run=self._run_dir.name,
+            campaign=self._plan.campaign,
+            elapsed_s=elapsed,
+            left_s=_left(elapsed, sessions, self._jobs),
+            cap_usd=self._plan.cap_usd,
+            spent_usd=money.spent,
+            committed_usd=money.committed,
+            sessions=sessions,
+            notes=money.notes,
         )
+        try:
+            self._show(snapshot)
+        except (Exception, SystemExit):
+            # A reader that has gone (`| head`, a closed terminal) must not end the run; rich raises SystemExit for it.
+            self._show = lambda _: None
 
     def _ending(self) -> Ending:
         results = tuple(self._ended)

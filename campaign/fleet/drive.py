@@ -122,7 +122,7 @@ async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
 
 @contextmanager
 def _signals(controller: Controller) -> Iterator[None]:
-    """Ctrl-C and TERM stop at the next token and settle; the third no longer waits for that."""
+    """Ctrl-C, TERM and a closed terminal stop at the next token and settle; the third no longer waits for that."""
     loop = asyncio.get_running_loop()
     count = 0
 
@@ -133,10 +133,11 @@ def _signals(controller: Controller) -> Iterator[None]:
         if count > 2:
             raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, "Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+    names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal was closed"}
+    for number, name in names.items():
+        loop.add_signal_handler(number, on_signal, name)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in names:
             loop.remove_signal_handler(number)

@@ -10,7 +10,7 @@ from campaign.cloud.base import AgentJob, AgentRun, NodeHandle
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.create import read_prompts
 from campaign.fleet.parts import PortsFactory, engine_cores
-from campaign.ledger.agent import AgentJournal
+from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session.agent import AdmitRound, SessionAgent
 from campaign.session.inprocess import FlagControl, InProcessAgent
@@ -19,7 +19,7 @@ from campaign.session.request import Identity
 from campaign.session.round import Progress, SessionContext
 from campaign.spec.load import parse_canonical
 from campaign.store.folder import FolderStore
-from campaign.store.layout import RunDir, flat
+from campaign.store.layout import RunDir
 
 
 class LocalAgentFactory:
@@ -67,9 +67,7 @@ class LocalAgentFactory:
                 done=frozenset(job.done),
             )
 
-        journal = AgentJournal(
-            run_dir.journals / f"{flat(intent.session)}.jsonl", f"agent:{intent.session}", self._clock
-        )
+        journal = AgentJournal(journal_path(run_dir, intent.lease), source_of(intent.lease), self._clock)
         return InProcessAgent(make, journal, ports, progress)
 
     def _admit(self, lease: str) -> AdmitRound:

@@ -40,11 +40,18 @@ def agent_events(run_dir: RunDir) -> list[NewEvent]:
 
     Raises LedgerError where a journal says what is not an agent's to say.
     """
-    events = [event for path in sorted(run_dir.journals.glob("*.jsonl")) for event in read_agent(path)]
+    events = [
+        event for path in sorted(run_dir.journals.glob("*.jsonl"), key=_age) for event in read_agent(path)
+    ]
     for event in events:
         if event.type not in AGENT_MAY_SAY:
             raise LedgerError(f"{event.source} may not write {event.type} into the ledger")
     return events
+
+
+def _age(journal: Path) -> tuple[int, str]:
+    # `main.10` comes after `main.2`.
+    return len(journal.name), journal.name
 
 
 def check_registered(run_dir: RunDir, state: RunState) -> None:

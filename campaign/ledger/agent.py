@@ -15,6 +15,17 @@ from campaign.ledger.canon import check
 from campaign.ledger.events import NewEvent
 from campaign.store import jsonl
 from campaign.store.jsonl import JsonLines, Repair
+from campaign.store.layout import RunDir, flat
+
+
+def source_of(lease: str) -> str:
+    """The source an agent writes as. One a lease: what a lost node had journalled is never numbered anew."""
+    return f"agent:{lease}"
+
+
+def journal_path(run_dir: RunDir, lease: str) -> Path:
+    """Where the agent of a lease journals."""
+    return run_dir.journals / f"{flat(lease)}.jsonl"
 
 
 class AgentJournal:

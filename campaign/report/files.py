@@ -13,12 +13,19 @@ from campaign.store.layout import RunDir
 
 
 def publish(report: Report, run_dir: RunDir, console: Console) -> None:
-    """Print the report, (re)write both files, and say where the page is.
+    """(Re)write both files, print the report, and say where the page is.
 
-    Raises StoreError where the folder cannot be written; the report has been printed by then.
+    The files first: a reader of the output that goes away must not cost them. Where the folder cannot be
+    written the report is printed all the same, and then StoreError is raised.
     """
+    failed: StoreError | None = None
+    try:
+        write(report, run_dir)
+    except StoreError as error:
+        failed = error
     terminal.render(report, console)
-    write(report, run_dir)
+    if failed is not None:
+        raise failed
     console.print(Text(f"page    {shown(run_dir.report_html)}"), soft_wrap=True)
 
 

@@ -329,5 +329,5 @@ def spend_text(report: Report) -> str:
     if spend["measured_share"] is not None:
         text += f"; {spend['measured_share'] * 100:.0f} % of it measuring"
     if spend.get("usd_per_verdict"):
-        text += f"; {dollars(spend['usd_per_verdict'])} per comparison answered"
+        text += f"; {dollars(spend['usd_per_verdict'])} per comparison measured"
     return text + "."

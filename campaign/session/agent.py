@@ -50,8 +50,9 @@ class SessionAgent:
         self._ctx, self._control, self._admit = ctx, control, admit
         self._deadline, self._attempts, self._done = deadline_utc_ns, dict(attempts), done
         self._prior_boot_sd = prior_boot_sd
-        planned = [r for g in ctx.plan.groups for r in g.rounds if r.id not in done]
-        ctx.progress.total = sum(len(r.warmup) + len(r.sequence) for r in planned)
+        rounds = [r for g in ctx.plan.groups for r in g.rounds]
+        ctx.progress.total = sum(map(_requests, rounds))
+        ctx.progress.done = sum(_requests(r) for r in rounds if r.id in done)
 
     async def run(self) -> State:
         """Run every round that is not done yet. Returns how it ended; the journal says the same."""
@@ -83,6 +84,7 @@ class SessionAgent:
             await asyncio.gather(watcher, return_exceptions=True)
             ctx.progress.state = state
             ctx.disk.shutdown()
+            self._beat()
             ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
         return state
 
@@ -243,6 +245,10 @@ class SessionAgent:
                 Trip("lease_time", "deadline reached", "the lease", f"lease {lease}", self._ctx.who.session)
             )
 
+    def _beat(self) -> None:
+        progress = self._ctx.progress
+        self._ctx.emit("agent_heartbeat", cell=progress.cell, done=progress.done, total=progress.total)
+
     async def _until_stopped(self) -> Command:
         ctx = self._ctx
         every_s = min(HEARTBEAT_S, ctx.spec.gates.heartbeat.total_seconds() / 3)
@@ -255,14 +261,13 @@ class SessionAgent:
                 return Command(stop=True, why=f"lease {ctx.who.lease} is over", gate="lease_time")
             if ctx.clock.monotonic_ns() - beat >= every_s * 1e9:
                 beat = ctx.clock.monotonic_ns()
-                ctx.emit(
-                    "agent_heartbeat",
-                    cell=ctx.progress.cell,
-                    done=ctx.progress.done,
-                    total=ctx.progress.total,
-                )
+                self._beat()
             await ctx.clock.sleep(POLL_S)
 
 
 def _percent(result: AnchorResult) -> str:
     return "unknown" if result.drift is None else f"{result.drift:+.1%}"
+
+
+def _requests(round_: RoundPlan) -> int:
+    return len(round_.warmup) + len(round_.sequence)

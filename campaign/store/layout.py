@@ -104,4 +104,12 @@ def find_run(name: str | None, results: Path = Path("results")) -> RunDir:
     runs = [p.parent for p in results.glob("*/ledger.db")]
     if not runs:
         raise RunNotFound(f"no run under {results}/. Fix: start one with `campaign run experiments.yaml`")
-    return RunDir(max(runs, key=lambda p: ((p / "canonical.json").stat().st_mtime, p.name)).resolve())
+    return RunDir(max(runs, key=lambda p: (_made(p), p.name)).resolve())
+
+
+def _made(run: Path) -> float:
+    """When a run was made; a folder that lacks what every run has comes before all others."""
+    try:
+        return (run / "canonical.json").stat().st_mtime
+    except OSError:
+        return 0.0

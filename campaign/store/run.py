@@ -1,5 +1,6 @@
 """Reading a run: `campaign.open_run(path).requests()`."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -106,8 +107,10 @@ class Run:
         """The plan that was admitted. Raises StoreError where it cannot be read."""
         from campaign.plan import codec
 
+        data = self._bytes(self.dir.plan)
+        self._registered(self.dir.plan, data, self.state().plan_sha256)
         try:
-            return codec.load(self._bytes(self.dir.plan))
+            return codec.load(data)
         except ValueError as error:
             raise StoreError(f"{self.dir.plan} is not a plan: {error}") from error
 
@@ -115,7 +118,19 @@ class Run:
         """The resolved spec."""
         from campaign.spec.load import parse_canonical
 
-        return parse_canonical(self._bytes(self.dir.canonical))
+        data = self._bytes(self.dir.canonical)
+        self._registered(self.dir.canonical, data, (self.state().created or {}).get("canonical_sha256"))
+        return parse_canonical(data)
+
+    @staticmethod
+    def _registered(path: Path, data: bytes, digest: object) -> None:
+        """Refuse a file that is not what the ledger registered before the first request."""
+        found = hashlib.sha256(data).hexdigest()
+        if digest != found:
+            raise StoreError(
+                f"{path} is not what the ledger registered (SHA-256 {found[:12]}... against {str(digest)[:12]}...): it was "
+                f"changed afterwards. Fix: restore it from a copy"
+            )
 
     @cached_property
     def _root(self) -> Path:

@@ -124,3 +124,24 @@ def test_engine_that_keeps_dying_exits_4_with_a_settled_ledger(campaign: Campaig
     assert state is not None
     assert not state.open_leases
     assert campaign.opened.dir.report_html.exists()
+
+
+def test_reader_that_goes_away_does_not_end_the_run(campaign: Campaign) -> None:
+    process = campaign.start(*spec_argv("run", INLINE))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(300) == 0
+    assert_whole(campaign.opened)
+    assert campaign.opened.dir.report_html.exists()
+
+
+def test_closed_terminal_settles_like_ctrl_c(campaign: Campaign) -> None:
+    process = campaign.start(*spec_argv("run", INLINE))
+    wait_for(in_round(campaign.folder, "pair.aa"), process)
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    state = state_of(campaign.folder)
+    assert state is not None
+    assert not state.open_leases

@@ -114,7 +114,7 @@ def test_full_disk_exits_4_with_a_settled_ledger(campaign: Campaign, small_disk:
     process = campaign.start(*spec_argv("run", (*INLINE, f"store={small_disk}")))
     filler = small_disk / "filler"
     # What the reserve leaves free is taken as soon as the run has begun.
-    while process.poll() is None and not list(small_disk.glob("*/journal/main.jsonl")):
+    while process.poll() is None and not list(small_disk.glob("*/journal/main.*.jsonl")):
         pass
     with filler.open("wb", buffering=0) as file:
         try:

@@ -251,3 +251,14 @@ def test_sidecars_open_in_duckdb_and_pandas(run, monkeypatch):
     with pa.CompressedInputStream(pa.OSFile(str(path)), "zstd") as stream:
         frame = pd.read_json(stream, lines=True)
     assert frame["request_id"].tolist() == ["a", "b"]
+
+
+def test_newest_run_is_found_beside_a_folder_that_is_none(tmp_path):
+    from campaign.store.layout import find_run
+
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "ledger.db").write_bytes(b"")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "ledger.db").write_bytes(b"")
+    (tmp_path / "real" / "canonical.json").write_text("{}")
+    assert find_run(None, tmp_path).name == "real"
