@@ -288,7 +288,9 @@ def _spec_text(files: Sequence[PublishedFile]) -> str:
     return (
         f"version: 1\ncampaign: {name}\nbudget: {{cap_usd: 1}}\n"
         "nodes: {published: {provider: local, usd_per_hour: 0, max_hours: 1}}\n"
-        "arms: {published: {engine: command}, again: {from: published, context: 4096}}\n"
+        # Measured elsewhere: the arm stands for no server that could be started here.
+        "arms: {published: {engine: command, command: {argv: [not-started-here], model_id: published}},"
+        " again: {from: published, context: 4096}}\n"
         "workloads: {published: {pack: health, n: 3, max_tokens: 1}}\n"
         "anchor: {arm: published, workload: published, drift_delta: 0.01}\n"
         "pairs: {published: {a: published, b: again, workload: published}}\n"

@@ -164,7 +164,7 @@ def test_a_missing_plan_or_spec_is_a_store_error(run):
     with pytest.raises(StoreError, match=r"plan\.json"):
         run.plan()
     run.dir.plan.write_text("{}")
-    with pytest.raises(StoreError, match="not a plan"):
+    with pytest.raises(StoreError, match="not what the ledger registered"):
         run.plan()
     run.dir.canonical.unlink()
     with pytest.raises(StoreError, match=r"canonical\.json"):
