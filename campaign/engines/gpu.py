@@ -168,6 +168,9 @@ def _replace(target: Path, data: bytes) -> None:
     temporary = target.with_name(target.name + ".tmp")
     temporary.write_bytes(data)
     temporary.replace(target)
+    # Python takes bytecode for current by size and whole seconds: what is cached of the old file may pass for it.
+    for cached in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
+        cached.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes:

@@ -128,8 +128,8 @@ def test_engine_that_keeps_dying_exits_4_with_a_settled_ledger(campaign: Campaig
 
 def test_reader_that_goes_away_does_not_end_the_run(campaign: Campaign) -> None:
     process = campaign.start(*spec_argv("run", INLINE))
+    wait_for(in_round(campaign.folder, "pair.aa"), process)
     assert process.stdout is not None
-    process.stdout.readline()
     process.stdout.close()
     assert process.wait(300) == 0
     assert_whole(campaign.opened)

@@ -44,7 +44,8 @@ def test_two_versions_side_by_side_and_a_patched_third(tmp_path: Path) -> None:
     again = runtimes.install(old, "old", base)
     assert (again.seconds, again.python) == (0.0, installed["old"].python)
 
-    data = b"VALUE = 2\n"
+    # Of another length: bytecode is taken for current by size and whole seconds.
+    data = b"VALUE = 2  # patched\n"
     (tmp_path / "patch.py").write_bytes(data)
     patch = Patch(
         file=str(tmp_path / "patch.py"),
