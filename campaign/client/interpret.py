@@ -13,13 +13,14 @@ than `ignore_eos` asked for; else `ok`.
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 from campaign.client.base import Outcome, Usage
-from campaign.client.http1 import Response, parse_response
+from campaign.client.http1 import Response, finish, parse_response
+from campaign.client.lag import lag_counts
 from campaign.client.reader import Exchange
 from campaign.client.sse import parse
 from campaign.store.row import State
@@ -27,6 +28,7 @@ from campaign.store.row import State
 Channel = Literal["content", "reasoning", "tool_call"]
 
 _DONE: Final = b"[DONE]"
+_STEP_EVENTS: Final = 32
 _ERROR_LENGTH: Final = 2000
 _WORDS: Final[Mapping[str, Channel]] = {
     "content": "content",
@@ -62,6 +64,10 @@ class Reading:
     error: tuple[str, str] | None = None
     """(code, message) of the first error object, or of the first event that is not what it should be."""
     tail: bytes = b""
+    read_events: list[int] = field(default_factory=list)
+    """Events that each read of the body completed."""
+    merged_reads: int = 0
+    """Reads that completed more than one event with generated text."""
 
     @property
     def text(self) -> str:
@@ -85,16 +91,27 @@ def join(parts: Any) -> str:
 
 def read(response: Response) -> Reading:
     """Read the events of a body, each timed by the read that completes it. Never raises."""
+    return finish(read_steps(response))
+
+
+def read_steps(response: Response) -> Generator[None, None, Reading]:
+    """As `read`, in short steps."""
     reading = Reading()
     stream = parse(response.body)
     ends = list(accumulate(len(piece.data) for piece in response.pieces))
     reading.events = len(stream.events)
     reading.tail = stream.tail
+    reading.read_events = [0] * len(ends)
+    last_piece, held = -1, 0
     for index, event in enumerate(stream.events):
+        if index % _STEP_EVENTS == _STEP_EVENTS - 1:
+            yield
+        piece = bisect_left(ends, event.end)
+        reading.read_events[piece] += 1
         if event.data.strip() == _DONE:
             reading.done = True
             continue
-        ns = response.pieces[bisect_left(ends, event.end)].ns
+        ns = response.pieces[piece].ns
         try:
             value = json.loads(event.data.decode("utf-8"))
         except (ValueError, RecursionError):
@@ -105,7 +122,12 @@ def read(response: Response) -> Reading:
         elif not isinstance(value, dict):
             _fail(reading, "bad_event", event.data.decode("utf-8", "replace"))
         else:
+            before = len(reading.chunks)
             _take(reading, value, ns, index)
+            if len(reading.chunks) > before:
+                held = held + 1 if piece == last_piece else 1
+                reading.merged_reads += held == 2
+                last_piece = piece
     if reading.tail.strip() in {b"data:[DONE]", b"data: [DONE]"}:
         # Some servers close right after the last word, without its blank line.
         reading.done, reading.tail, reading.events = True, b"", reading.events + 1
@@ -295,7 +317,14 @@ def conclude(
     request_id: str, exchange: Exchange, response: Response, expect_tokens: int | None = None
 ) -> Interpreted:
     """As `interpret`, of a response whose HTTP framing is off already."""
-    reading = read(response)
+    return finish(conclude_steps(request_id, exchange, response, expect_tokens))
+
+
+def conclude_steps(
+    request_id: str, exchange: Exchange, response: Response, expect_tokens: int | None = None
+) -> Generator[None, None, Interpreted]:
+    """As `conclude`, in short steps."""
+    reading = yield from read_steps(response)
     judged = _judge(exchange.end, exchange.detail, response, reading, expect_tokens)
     chunks = reading.chunks
     outcome = Outcome(
@@ -306,7 +335,7 @@ def conclude(
         first_ns=chunks[0].ns if chunks else None,
         last_ns=chunks[-1].ns if chunks else None,
         done_ns=response.complete_ns if response.complete_ns is not None else exchange.end_ns,
-        stamp_source="user",
+        stamp_source=exchange.stamp_source,
         reads=len(response.pieces),
         events=reading.events,
         content_chunks=len({chunk.event for chunk in chunks}),
@@ -318,6 +347,11 @@ def conclude(
         error=judged.message,
         text_sha256=hashlib.sha256(reading.text.encode("utf-8")).hexdigest() if chunks else None,
         timings=reading.report or None,
-        reasons=judged.reasons,
+        reasons=(*judged.reasons, "clock_step") if exchange.clock_step else judged.reasons,
+        segments=exchange.segments,
+        merged_reads=reading.merged_reads,
+        start_error_us=None if exchange.planned_ns is None else (exchange.sent_ns - exchange.planned_ns) / 1e3,
+        lag=lag_counts(exchange.lags_ns),
+        user_lag=lag_counts(exchange.user_lags_ns),
     )
     return Interpreted(outcome, reading, response)

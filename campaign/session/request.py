@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from campaign.client.base import Job, Outcome
+from campaign.client.lag import judge
 from campaign.client.measure import row_fields
 from campaign.engines.base import BootRecord, StepCounts
 from campaign.plan.model import ArmPlan, BootPlan, GroupPlan, RequestPlan, RoundPlan
@@ -111,5 +112,6 @@ def make_row(
 ) -> RequestRow:
     """The row of a finished request; void where it did not finish as asked or its engine was another."""
     measured = row_fields(outcome, counts, speculative=boot.arm.config.speculation is not None)
-    void = measured["state"] != "ok" or bool(VOIDING & set(measured["reasons"]))
+    late = judge(measured["lag_p99_us"], measured["step_ms"]) == "void"
+    void = late or measured["state"] != "ok" or bool(VOIDING & set(measured["reasons"]))
     return RequestRow(**fields, **measured, prompt_sha256=prompt.sha256, validity="void" if void else "valid")

@@ -1,0 +1,239 @@
+"""The socket reader: one thread, one epoll, one `recvmsg` a read, stamped by the kernel.
+
+A read is kept as (kernel stamp, user stamp, bytes) and nothing looks into it but for the few bytes that may
+end a response. What is to be done with a finished response is given to `idle` as a generator: its steps run
+between reads, so that parsing one response does not delay the reads of another. A thread of its own, since
+kernel stamps make its moment unimportant, and since it then reads the same under asyncio and uvloop.
+"""
+
+import contextlib
+import os
+import re
+import select
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from campaign.client import stamps
+
+_READ_BYTES = 1 << 18
+_LINGER_S = 1.0
+"""The thread ends when it has had nothing to read for so long."""
+_OVER = object()
+_SWITCH_S = 0.0002
+"""How long a thread that has work may be kept from the interpreter by another."""
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
+_HEAD_END = b"\r\n\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+class Readable(Protocol):
+    """What the poller reads: a `Conn`, or a probe."""
+
+    sock: socket.socket
+    end: str | None
+
+    def take(self) -> None:
+        """Read once; the socket is readable."""
+        ...
+
+    def finish(self, end: str, ns: int, error: str = "") -> None:
+        """It is over."""
+        ...
+
+
+class Conn:
+    """One connection being read. Only the poller's thread appends; `notify` is called from it."""
+
+    __slots__ = (
+        "_head_seen",
+        "_last",
+        "_needed",
+        "_total",
+        "end",
+        "end_ns",
+        "error",
+        "maybe",
+        "notify",
+        "raw",
+        "sock",
+    )
+
+    def __init__(self, sock: socket.socket, notify: Callable[[], None]) -> None:
+        self.sock = sock
+        self.notify = notify
+        self.raw: list[tuple[int, int, bytes]] = []
+        """(CLOCK_REALTIME ns of the kernel or 0, CLOCK_MONOTONIC ns after the read, bytes)."""
+        self.end: str | None = None
+        """`eof` or `reset`, once that came."""
+        self.end_ns = 0
+        self.error = ""
+        self.maybe = 0
+        """Reads after which the response may have been complete."""
+        self._last = b""
+        self._total = 0
+        self._needed: int | None = None
+        self._head_seen = False
+
+    def take(self) -> None:
+        """One read, stamped before anything is looked at."""
+        try:
+            data, ancillary, _, _ = self.sock.recvmsg(_READ_BYTES, stamps.ANCILLARY)
+            user_ns = time.monotonic_ns()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.finish("reset", time.monotonic_ns(), str(error))
+            return
+        if not data:
+            self.finish("eof", user_ns)
+            return
+        self.raw.append((stamps.realtime_ns(ancillary), user_ns, data))
+        if self._may_end(data):
+            self.maybe = len(self.raw)
+            self.notify()
+
+    def finish(self, end: str, ns: int, error: str = "") -> None:
+        """The connection is over."""
+        if self.end is None:
+            self.end_ns, self.error, self.end = ns, error, end
+            self.notify()
+
+    def _may_end(self, data: bytes) -> bool:
+        """Two cheap looks. What they miss (chunk trailers) ends when the server closes."""
+        self._total += len(data)
+        if not self._head_seen:
+            head = b"".join(part for _, _, part in self.raw)
+            cut = head.find(_HEAD_END)
+            if cut < 0:
+                return False
+            self._head_seen = True
+            length = _LENGTH.search(head, 0, cut + 2)
+            if length is not None:
+                self._needed = cut + len(_HEAD_END) + int(length[1])
+        if len(data) >= len(_LAST_CHUNK):
+            self._last = data[-len(_LAST_CHUNK) :]
+        else:
+            self._last = (self._last + data)[-len(_LAST_CHUNK) :]
+        return self._last == _LAST_CHUNK or (self._needed is not None and self._total >= self._needed)
+
+
+class Poller:
+    """Reads every connection it is given until it is told to drop it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._conns: dict[int, Readable] = {}
+        self._dropped: deque[Readable] = deque()
+        self._idle: deque[Iterator[None]] = deque()
+        self._epoll: select.epoll | None = None
+        self._wake = -1
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, conn: Readable) -> None:
+        """Read it from now on."""
+        with self._lock:
+            epoll = self._started()
+            fd = conn.sock.fileno()
+            self._conns[fd] = conn
+            epoll.register(fd, select.EPOLLIN)
+
+    def drop(self, conn: Readable) -> None:
+        """Read it no more and close it. From any thread; the socket is closed by the reading one."""
+        with self._lock:
+            if self._thread is None:
+                conn.sock.close()
+                return
+            self._dropped.append(conn)
+            self._ring()
+
+    def idle(self, work: Iterator[None]) -> None:
+        """Run the steps of `work` between reads. It must not raise."""
+        with self._lock:
+            self._started()
+            self._idle.append(work)
+            self._ring()
+
+    def close(self) -> None:
+        """Close every connection and end the thread. Idempotent; watching again starts anew."""
+        with self._lock:
+            thread = self._thread
+            self._closed = True
+            if thread is not None:
+                self._ring()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _started(self) -> select.epoll:
+        if self._thread is None:
+            self._closed = False
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+            self._epoll = select.epoll()
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._epoll.register(self._wake, select.EPOLLIN)
+            self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+            self._thread.start()
+        assert self._epoll is not None
+        return self._epoll
+
+    def _run(self) -> None:
+        epoll, idle = self._epoll, self._idle
+        assert epoll is not None
+        while True:
+            ready = epoll.poll(0 if idle else _LINGER_S)
+            self._take(ready)
+            while self._dropped:
+                conn = self._dropped.popleft()
+                self._forget(conn)
+                conn.sock.close()
+            if idle and not ready:
+                work = idle.popleft()
+                if next(work, _OVER) is not _OVER:
+                    idle.append(work)
+            elif not ready or self._closed:
+                with self._lock:
+                    if self._closed or not (self._conns or idle or self._dropped):
+                        self._end()
+                        return
+
+    def _take(self, ready: list[tuple[int, int]]) -> None:
+        conns = self._conns
+        for fd, _ in ready:
+            conn = conns.get(fd)
+            if conn is not None:
+                conn.take()
+                if conn.end is not None:
+                    self._forget(conn)
+            elif fd == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+
+    def _forget(self, conn: Readable) -> None:
+        fd = conn.sock.fileno()
+        if fd >= 0 and self._conns.pop(fd, None) is not None:
+            assert self._epoll is not None
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def _end(self) -> None:
+        for conn in [*self._conns.values(), *self._dropped]:
+            conn.finish("reset", time.monotonic_ns(), "the client was closed")
+            conn.sock.close()
+        for work in self._idle:
+            for _ in work:
+                pass
+        self._conns.clear()
+        self._dropped.clear()
+        self._idle.clear()
+        assert self._epoll is not None
+        self._epoll.close()
+        os.close(self._wake)
+        self._epoll, self._wake, self._thread = None, -1, None
