@@ -8,8 +8,11 @@ until the end is reported. Where a single read lacks its kernel stamp, all stamp
 import asyncio
 import contextlib
 import errno
+import operator
 import socket
+import sys
 import time
+from array import array
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -28,7 +31,7 @@ class Direct:
 
     def __init__(self, *, kernel_stamps: bool = True, probes: bool = True) -> None:
         self.kernel_stamps = kernel_stamps
-        self.poller, self.pacer = Poller(), Pacer()
+        self.poller, self.pacer = Poller(batched=kernel_stamps and sys.platform == "linux"), Pacer()
         self.probe = SocketProbe(self.poller, self.pacer) if probes else None
 
     async def between_reads(self, steps: Generator[None, None, T]) -> T:
@@ -147,7 +150,7 @@ async def exchange(
             direct.probe.release()
     seen, at = _stamped(direct, flight, before, segments, start_ns)
     if numbered is None:
-        numbered = await direct.between_reads(parse_steps([(i, data) for i, (_, data) in enumerate(seen.reads)]))
+        numbered = await direct.between_reads(parse_steps(list(enumerate(data for _, data in seen.reads))))
     return seen, restamp(numbered, at)
 
 
@@ -211,7 +214,7 @@ async def _read(direct: Direct, flight: Flight, conn: Conn) -> Response | None:
                 conn.finish("reset", time.monotonic_ns(), str(error))
         if conn.maybe > looked and flight.end is None:
             looked = conn.maybe
-            reads = [(i, data) for i, (_, _, data) in enumerate(conn.raw[:looked])]
+            reads = list(enumerate(conn.data[:looked]))
             response = await direct.between_reads(parse_steps(reads))
             if response.complete:
                 flight.stop("complete")
@@ -226,21 +229,21 @@ def _stamped(
     direct: Direct, flight: Flight, before: stamps.Offset, segments: int | None, start_ns: int | None
 ) -> tuple[Exchange, list[int]]:
     """The exchange with every read on CLOCK_MONOTONIC, and those stamps alone."""
-    raw = list(flight.conn.raw) if flight.conn is not None else []
+    conn = flight.conn
+    data = list(conn.data) if conn is not None else []
+    real = conn.kernel[: len(data)] if conn is not None else array("q")
+    user = conn.user[: len(data)] if conn is not None else array("q")
     after = stamps.offset()
-    kernel = bool(raw) and all(real for real, _, _ in raw)
-    at = [real - before.ns if kernel else user for real, user, _ in raw]
+    kernel = bool(data) and 0 not in real
+    at = [ns - before.ns for ns in real] if kernel else list(user)
     probed: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if direct.probe is not None:
         probed = direct.probe.lags_ns(flight.sent_ns, flight.end_ns)
-    if kernel:
-        user_lags = tuple(user - stamp for (_, user, _), stamp in zip(raw, at, strict=True))
-    else:
-        user_lags = probed[1]
+    user_lags = tuple(map(operator.sub, user, at)) if kernel else probed[1]
     seen = Exchange(
         sent_ns=flight.sent_ns,
         sent_utc_ns=flight.sent_utc_ns,
-        reads=tuple((stamp, data) for stamp, (_, _, data) in zip(at, raw, strict=True)),
+        reads=tuple(zip(at, data, strict=True)),
         end=flight.end or "cancelled",
         end_ns=at[-1] if flight.end == "complete" else flight.end_ns,
         detail=flight.detail,

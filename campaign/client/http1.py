@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
@@ -77,8 +77,7 @@ def _head(method: str, where: Target, own: Mapping[str, str], extra: Mapping[str
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Body bytes that one read brought."""
 
     ns: int

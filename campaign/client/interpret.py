@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
+import orjson
+
 from campaign.client.base import Outcome, Usage
 from campaign.client.http1 import Response, finish, parse_response
 from campaign.client.lag import lag_counts
@@ -30,6 +32,7 @@ Channel = Literal["content", "reasoning", "tool_call"]
 _DONE: Final = b"[DONE]"
 _STEP_EVENTS: Final = 32
 _ERROR_LENGTH: Final = 2000
+_REPORTS: Final = frozenset({"timings", "sglext", "meta_info"})
 _WORDS: Final[Mapping[str, Channel]] = {
     "content": "content",
     "refusal": "content",
@@ -113,7 +116,7 @@ def read_steps(response: Response) -> Generator[None, None, Reading]:
             continue
         ns = response.pieces[piece].ns
         try:
-            value = json.loads(event.data.decode("utf-8"))
+            value = _loads(event.data)
         except (ValueError, RecursionError):
             _fail(reading, "bad_event", event.data.decode("utf-8", "replace"))
             continue
@@ -132,6 +135,14 @@ def read_steps(response: Response) -> Generator[None, None, Reading]:
         # Some servers close right after the last word, without its blank line.
         reading.done, reading.tail, reading.events = True, b"", reading.events + 1
     return reading
+
+
+def _loads(data: bytes) -> Any:
+    """JSON of an event; orjson refuses lone surrogates, which servers do send."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data.decode("utf-8"))
 
 
 def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
@@ -160,6 +171,8 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
 
 def _report(reading: Reading, value: dict[str, Any]) -> None:
     """Keep the engine's own words: llama.cpp `timings` flat, SGLang `sglext` and `meta_info` by name."""
+    if _REPORTS.isdisjoint(value):
+        return
     timings = value.get("timings")
     if isinstance(timings, dict):
         reading.report.update(timings)
@@ -175,6 +188,10 @@ def _generated(choice: dict[str, Any]) -> list[tuple[Channel, str]]:
         out.append(("content", text))
     delta = choice.get("delta")
     if not isinstance(delta, dict):
+        return out
+    if len(delta) == 1 and isinstance(word := delta.get("content"), str):
+        if word:
+            out.append(("content", word))
         return out
     said: set[tuple[Channel, str]] = set()
     for name, channel in _WORDS.items():

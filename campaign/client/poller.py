@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -24,6 +25,9 @@ _READ_BYTES = 1 << 18
 _LINGER_S = 1.0
 """The thread ends when it has had nothing to read for so long."""
 _OVER = object()
+_PAUSE_NS = 1_000_000
+_WORTH_NS = 100_000
+_WINDOW_NS = 50_000_000
 _SWITCH_S = 0.0002
 """How long a thread that has work may be kept from the interpreter by another."""
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
@@ -37,8 +41,8 @@ class Readable(Protocol):
     sock: socket.socket
     end: str | None
 
-    def take(self) -> None:
-        """Read once; the socket is readable."""
+    def take(self, view: memoryview) -> None:
+        """Read once, into this buffer; the socket is readable."""
         ...
 
     def finish(self, end: str, ns: int, error: str = "") -> None:
@@ -54,20 +58,27 @@ class Conn:
         "_last",
         "_needed",
         "_total",
+        "data",
         "end",
         "end_ns",
         "error",
+        "kernel",
         "maybe",
         "notify",
-        "raw",
         "sock",
+        "user",
     )
 
     def __init__(self, sock: socket.socket, notify: Callable[[], None]) -> None:
         self.sock = sock
         self.notify = notify
-        self.raw: list[tuple[int, int, bytes]] = []
-        """(CLOCK_REALTIME ns of the kernel or 0, CLOCK_MONOTONIC ns after the read, bytes)."""
+        # Flat arrays: a million reads are a million bytes objects and nothing the collector must visit.
+        self.kernel = array("q")
+        """CLOCK_REALTIME ns of the kernel, or 0: one for each read."""
+        self.user = array("q")
+        """CLOCK_MONOTONIC ns right after the read."""
+        self.data: list[bytes] = []
+        """Bytes of each read; appended last."""
         self.end: str | None = None
         """`eof` or `reset`, once that came."""
         self.end_ns = 0
@@ -79,22 +90,25 @@ class Conn:
         self._needed: int | None = None
         self._head_seen = False
 
-    def take(self) -> None:
+    def take(self, view: memoryview) -> None:
         """One read, stamped before anything is looked at."""
         try:
-            data, ancillary, _, _ = self.sock.recvmsg(_READ_BYTES, stamps.ANCILLARY)
+            size, ancillary, _, _ = self.sock.recvmsg_into((view,), stamps.ANCILLARY)
             user_ns = time.monotonic_ns()
         except BlockingIOError:
             return
         except OSError as error:
             self.finish("reset", time.monotonic_ns(), str(error))
             return
-        if not data:
+        if not size:
             self.finish("eof", user_ns)
             return
-        self.raw.append((stamps.realtime_ns(ancillary), user_ns, data))
+        data = bytes(view[:size])
+        self.kernel.append(stamps.realtime_ns(ancillary))
+        self.user.append(user_ns)
+        self.data.append(data)
         if self._may_end(data):
-            self.maybe = len(self.raw)
+            self.maybe = len(self.data)
             self.notify()
 
     def finish(self, end: str, ns: int, error: str = "") -> None:
@@ -107,7 +121,7 @@ class Conn:
         """Two cheap looks. What they miss (chunk trailers) ends when the server closes."""
         self._total += len(data)
         if not self._head_seen:
-            head = b"".join(part for _, _, part in self.raw)
+            head = b"".join(self.data)
             cut = head.find(_HEAD_END)
             if cut < 0:
                 return False
@@ -125,7 +139,9 @@ class Conn:
 class Poller:
     """Reads every connection it is given until it is told to drop it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batched: bool = False) -> None:
+        self.batched = batched
+        self._pause_ns = self._window_ns = self._reads = 0
         self._lock = threading.Lock()
         self._conns: dict[int, Readable] = {}
         self._dropped: deque[Readable] = deque()
@@ -134,6 +150,7 @@ class Poller:
         self._wake = -1
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._view = memoryview(bytearray(_READ_BYTES))
 
     def watch(self, conn: Readable) -> None:
         """Read it from now on."""
@@ -188,28 +205,48 @@ class Poller:
         epoll, idle = self._epoll, self._idle
         assert epoll is not None
         while True:
-            ready = epoll.poll(0 if idle else _LINGER_S)
+            ready = epoll.poll(0 if idle or self._pause_ns else _LINGER_S)
             self._take(ready)
             while self._dropped:
                 conn = self._dropped.popleft()
                 self._forget(conn)
                 conn.sock.close()
-            if idle and not ready:
+            now = time.monotonic_ns()
+            until = now + self._pace(now, len(ready))
+            while idle and (now < until or not ready):
                 work = idle.popleft()
                 if next(work, _OVER) is not _OVER:
                     idle.append(work)
+                ready, now = ready or [(-1, 0)], time.monotonic_ns()
+            if now < until:
+                time.sleep((until - now) / 1e9)
             elif not ready or self._closed:
                 with self._lock:
                     if self._closed or not (self._conns or idle or self._dropped):
                         self._end()
                         return
 
+    def _pace(self, now: int, reads: int) -> int:
+        """Nanoseconds to leave before the next look.
+
+        A kernel stamp does not move while its bytes wait, so many streams are read a batch at a time: after
+        a tenth of the mean gap between two reads of one connection, at most 1 ms. Never with user stamps.
+        """
+        self._reads += reads
+        if now - self._window_ns >= _WINDOW_NS:
+            gap = (now - self._window_ns) * len(self._conns) / max(1, self._reads)
+            pause = int(min(_PAUSE_NS, gap / 10))
+            worth = self._reads * pause >= 2 * (now - self._window_ns)
+            self._pause_ns = pause if self.batched and worth and pause >= _WORTH_NS else 0
+            self._window_ns, self._reads = now, 0
+        return self._pause_ns
+
     def _take(self, ready: list[tuple[int, int]]) -> None:
-        conns = self._conns
+        conns, view = self._conns, self._view
         for fd, _ in ready:
             conn = conns.get(fd)
             if conn is not None:
-                conn.take()
+                conn.take(view)
                 if conn.end is not None:
                     self._forget(conn)
             elif fd == self._wake:

@@ -108,20 +108,20 @@ class SocketProbe:
             return
         self._pacer.at(sample.sent_ns + PERIOD_NS, self._send)
 
-    def take(self) -> None:
+    def take(self, view: memoryview) -> None:
         """Read what came; called by the poller."""
         try:
-            data, ancillary, _, _ = self.sock.recvmsg(256, stamps.ANCILLARY)
+            size, ancillary, _, _ = self.sock.recvmsg_into((view,), stamps.ANCILLARY)
             now = time.monotonic_ns()
         except BlockingIOError:
             return
         except OSError:
-            data, ancillary, now = b"", [], 0
-        if not data:
+            size, ancillary, now = 0, [], 0
+        if not size:
             self.end = "eof"
             return
         real = stamps.realtime_ns(ancillary)
-        for left in range(len(data) - 1, -1, -1):
+        for left in range(size - 1, -1, -1):
             if not self._flying:
                 return
             sample = self._flying.popleft()
