@@ -12,7 +12,7 @@ than `ignore_eos` asked for; else `ok`.
 
 import hashlib
 import json
-from bisect import bisect_left
+import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -33,6 +33,11 @@ _DONE: Final = b"[DONE]"
 _STEP_EVENTS: Final = 32
 _ERROR_LENGTH: Final = 2000
 _REPORTS: Final = frozenset({"timings", "sglext", "meta_info"})
+_PLAIN_KEYS: Final = frozenset(
+    {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier"}
+)
+_PLAIN_CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason", "logprobs"})
+_PLAIN_TEXT: Final = re.compile(rb'[^"\\\x00-\x1f]+')
 _WORDS: Final[Mapping[str, Channel]] = {
     "content": "content",
     "refusal": "content",
@@ -105,29 +110,38 @@ def read_steps(response: Response) -> Generator[None, None, Reading]:
     reading.events = len(stream.events)
     reading.tail = stream.tail
     reading.read_events = [0] * len(ends)
-    last_piece, held = -1, 0
+    piece, last_piece, held = 0, -1, 0
+    like: _Like | None = None
     for index, event in enumerate(stream.events):
         if index % _STEP_EVENTS == _STEP_EVENTS - 1:
             yield
-        piece = bisect_left(ends, event.end)
+        data, kind, _, end = event
+        while ends[piece] < end:
+            piece += 1
         reading.read_events[piece] += 1
-        if event.data.strip() == _DONE:
+        if data[:1] != b"{" and data.strip() == _DONE:
             reading.done = True
             continue
-        ns = response.pieces[piece].ns
-        try:
-            value = _loads(event.data)
-        except (ValueError, RecursionError):
-            _fail(reading, "bad_event", event.data.decode("utf-8", "replace"))
+        before = len(reading.chunks)
+        if like is not None and kind == "message" and (text := like.text(data)) is not None:
+            reading.chunks.append(Chunk(response.pieces[piece].ns, "content", text, None, index))
+            held = held + 1 if piece == last_piece else 1
+            reading.merged_reads += held == 2
+            last_piece = piece
             continue
-        if event.type == "error":
+        try:
+            value = _loads(data)
+        except (ValueError, RecursionError):
+            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
+            continue
+        if kind == "error":
             _fail(reading, *_error_of(value, "error"))
         elif not isinstance(value, dict):
-            _fail(reading, "bad_event", event.data.decode("utf-8", "replace"))
+            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
         else:
-            before = len(reading.chunks)
-            _take(reading, value, ns, index)
+            _take(reading, value, response.pieces[piece].ns, index)
             if len(reading.chunks) > before:
+                like = _Like.of(data, value, reading.chunks[before:])
                 held = held + 1 if piece == last_piece else 1
                 reading.merged_reads += held == 2
                 last_piece = piece
@@ -135,6 +149,40 @@ def read_steps(response: Response) -> Generator[None, None, Reading]:
         # Some servers close right after the last word, without its blank line.
         reading.done, reading.tail, reading.events = True, b"", reading.events + 1
     return reading
+
+
+class _Like(NamedTuple):
+    """An event that was parsed, for those that differ from it in nothing but the text of their one chunk."""
+
+    head: bytes
+    tail: bytes
+
+    @classmethod
+    def of(cls, data: bytes, value: dict[str, Any], chunks: list[Chunk]) -> "_Like | None":
+        """None where the event says more than its text."""
+        if len(chunks) != 1 or chunks[0].channel != "content" or not _PLAIN_KEYS.issuperset(value):
+            return None
+        if len(value["choices"]) != 1:
+            return None
+        choice = value["choices"][0]
+        if not _PLAIN_CHOICE.issuperset(choice) or choice.get("finish_reason") or value.get("usage"):
+            return None
+        head, found, tail = data.partition(b'"' + chunks[0].text.encode("utf-8", "replace") + b'"')
+        if not found or not head.endswith((b'"content":', b'"content": ', b'"text":', b'"text": ')):
+            return None
+        return cls(head + b'"', b'"' + tail)
+
+    def text(self, data: bytes) -> str | None:
+        """The text of an event that is alike; None where it is not, or its text needs a JSON parser."""
+        if not data.startswith(self.head) or not data.endswith(self.tail):
+            return None
+        part = data[len(self.head) : -len(self.tail)]
+        if not _PLAIN_TEXT.fullmatch(part):
+            return None
+        try:
+            return part.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
 
 
 def _loads(data: bytes) -> Any:
@@ -154,12 +202,14 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
     if isinstance(usage, dict):
         reading.usage = usage
         tokens = _count(usage.get("completion_tokens"))
-    _report(reading, value)
+    if not _REPORTS.isdisjoint(value):
+        _report(reading, value)
     choices = value.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
             continue
-        _report(reading, choice)
+        if not _REPORTS.isdisjoint(choice):
+            _report(reading, choice)
         for channel, text in _generated(choice):
             reading.chunks.append(Chunk(ns, channel, text, tokens, index))
         finish = choice.get("finish_reason")
@@ -171,8 +221,6 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
 
 def _report(reading: Reading, value: dict[str, Any]) -> None:
     """Keep the engine's own words: llama.cpp `timings` flat, SGLang `sglext` and `meta_info` by name."""
-    if _REPORTS.isdisjoint(value):
-        return
     timings = value.get("timings")
     if isinstance(timings, dict):
         reading.report.update(timings)
@@ -183,13 +231,13 @@ def _report(reading: Reading, value: dict[str, Any]) -> None:
 
 def _generated(choice: dict[str, Any]) -> list[tuple[Channel, str]]:
     out: list[tuple[Channel, str]] = []
-    text = choice.get("text")
-    if isinstance(text, str) and text:
+    if isinstance(text := choice.get("text"), str) and text:
         out.append(("content", text))
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         return out
     if len(delta) == 1 and isinstance(word := delta.get("content"), str):
+        # The usual delta.
         if word:
             out.append(("content", word))
         return out
