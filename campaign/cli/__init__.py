@@ -15,6 +15,7 @@ VERBS = {
     "validate": "Check a file: every problem with file:line and the fix.",
     "schema": "Print the JSON Schema for editors.",
     "plan": "Boots, requests, minutes, dollars and power, before anything is spent.",
+    "selfcheck": "How good this machine's stamps are: lag, chunks per CPU second, start times.",
     "run": "Run a campaign under its budget.",
     "rerun": "Repeat one pair in a new session of the same campaign.",
     "resume": "Go on with a run that was interrupted.",

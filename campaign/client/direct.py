@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import operator
+import os
 import socket
 import sys
 import time
@@ -158,17 +159,28 @@ async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.s
     """A standing connection; None where there is none, and the flight says why."""
     loop = asyncio.get_running_loop()
     problems: list[OSError] = []
+    found: Any = None
     try:
-        found = await _ended_or(flight, loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM))
-    except OSError as error:
-        found, problems = None, [error]
+        # A number needs no resolver, and no thread to wait for one.
+        found = socket.getaddrinfo(
+            where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        )
+    except OSError:
+        try:
+            found = await _ended_or(flight, loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            problems = [error]
     for family, kind, proto, _, address in found or ():
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if kernel:
                 stamps.enable(sock)
-            await _ended_or(flight, loop.sock_connect(sock, address))
+            code = sock.connect_ex(address)
+            if code == errno.EINPROGRESS and not _stands(sock):
+                await _ended_or(flight, _connect(sock))
+            elif code not in {0, errno.EINPROGRESS}:
+                raise OSError(code, os.strerror(code))
         except OSError as error:
             problems.append(error)
             sock.close()
@@ -185,6 +197,29 @@ async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.s
         refused = any(error.errno == errno.ECONNREFUSED for error in problems)
         flight.stop("refused" if refused else "unreachable")
     return None
+
+
+async def _connect(sock: socket.socket) -> None:
+    """Wait until a connection that is under way stands. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(sock.fileno())
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def _stands(sock: socket.socket) -> bool:
+    """Whether the connection stands already, as one to this machine does."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 async def _ended_or(flight: Flight, work: Any) -> Any:
@@ -251,6 +286,7 @@ def _stamped(
         segments=segments,
         clock_step=kernel and stamps.stepped(before, after),
         planned_ns=start_ns,
+        user_ns=tuple(user) if kernel else (),
         lags_ns=probed[0] if kernel else probed[1],
         user_lags_ns=user_lags,
     )

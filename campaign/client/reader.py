@@ -45,6 +45,8 @@ class Exchange:
     """CLOCK_REALTIME was set meanwhile: kernel stamps of this exchange mean nothing."""
     planned_ns: int | None = None
     """When it should have been sent, where that was planned."""
+    user_ns: tuple[int, ...] = ()
+    """User stamp of each read, where `reads` hold the kernel's."""
     lags_ns: tuple[int, ...] = ()
     """Lag of the stamp used, of each probe sent while this request was in flight."""
     user_lags_ns: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 It speaks the OpenAI streaming API (`/v1/chat/completions`, `/v1/completions`, `/v1/models`) and emits tokens
 on a known schedule: token k is due `ttft_ms + k * 1000 / rate` after the request reached its kernel. Every
-send is stamped just before it is made. `GET /stamps` gives the stamps of finished answers and forgets them;
+send is stamped just before it is made (negative: the send was interrupted, so leave it out of lags). `GET /stamps` gives the stamps of finished answers and forgets them;
 `GET /stats` gives its own load: chunks, CPU seconds, and how late sends were against the schedule.
 
     python -m campaign.testing.reference_server [--ttft-ms 50] [--rate 93] [--cpu N]
@@ -38,6 +38,7 @@ MODEL = "reference"
 _POLL_NS = 1_000_000
 _BLOCK = 1 << 16
 _LATE_KEPT = 1 << 20
+_CLEAN_NS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Answer:
         self.arrival_ns = arrival_ns
         self.chat = chat
         self.sends = array("q")
-        """Stamp of the send that completed each event."""
+        """Stamp of the send that completed each event; negative where the send took so long that this process
+        must have been interrupted in it, and its stamp says little about when the bytes left."""
         self.rest = b""
         self._steps = self._plan()
         self.due, self.data, self.whole = next(self._steps)
@@ -326,7 +328,8 @@ class Server:
             now = time.monotonic_ns()
             answer.rest = self._push(peer, answer.data)
             if answer.whole:
-                answer.sends.append(now)
+                clean = time.monotonic_ns() - now <= _CLEAN_NS
+                answer.sends.append(now if clean else -now)
                 self._chunks += 1
             if len(self._late) < _LATE_KEPT:
                 self._late.append(now - answer.due)
