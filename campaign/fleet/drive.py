@@ -23,6 +23,7 @@ from campaign.fleet.snapshot import Snapshot
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
+from campaign.ledger.lock import Signature
 from campaign.plan.model import CampaignPlan
 from campaign.spec.models import Spec
 from campaign.store.layout import RunDir
@@ -65,9 +66,9 @@ def make_providers(budget: BudgetPort, ports: PortsFactory) -> dict[str, Provide
 
 
 class _BudgetActor(BudgetController):
-    def __init__(self, run_dir: RunDir, spec: Spec, create: bool) -> None:  # noqa: FBT001  # Ray passes it by position
+    def __init__(self, run_dir: RunDir, spec: Spec, create: bool, signature: Signature) -> None:  # noqa: FBT001  # Ray passes it by position
         clock = SystemClock()
-        super().__init__(Ledger.open(run_dir, clock, create=create), clock, spec)
+        super().__init__(Ledger.open(run_dir, clock, create=create, signature=signature), clock, spec)
 
 
 class _PoolActor(SupervisorPool):
@@ -87,7 +88,7 @@ async def fleet(drive: Drive) -> AsyncIterator[Fleet]:
             await budget.close()
         return
     with Cluster(drive.spec.ray.address):
-        actor = spawn(_BudgetActor, drive.run_dir, drive.spec, drive.create)
+        actor = spawn(_BudgetActor, drive.run_dir, drive.spec, drive.create, Signature.mine())
         remote = Remote(actor, _BUDGET_DEADLINES)
         # The ledger is opened before anything is started: another controller is refused here.
         await remote.ready()
