@@ -32,6 +32,7 @@ class Direct:
 
     def __init__(self, *, kernel_stamps: bool = True, probes: bool = True) -> None:
         self.kernel_stamps = kernel_stamps
+        self.keeper = stamps.Keeper()
         self.poller, self.pacer = Poller(batched=kernel_stamps and sys.platform == "linux"), Pacer()
         self.probe = SocketProbe(self.poller, self.pacer) if probes else None
 
@@ -64,6 +65,7 @@ class Direct:
         """End both threads."""
         self.pacer.close()
         self.poller.close()
+        self.keeper.close()
 
 
 class Flight:
@@ -119,6 +121,8 @@ async def exchange(
 
     `timeout_s` counts from the moment the request is due.
     """
+    if direct.kernel_stamps:
+        await direct.keeper.ready()
     before = stamps.offset()
     flight.sent_ns, flight.sent_utc_ns = time.monotonic_ns(), time.time_ns()
     wait_s = 0.0 if start_ns is None else max(0.0, (start_ns - flight.sent_ns) / 1e9)

@@ -66,10 +66,11 @@ class Pacer:
             call()
 
 
-def prompt() -> None:
-    """Run this thread ahead of ordinary ones where that is allowed: it is short, and its moment is the point."""
+def prompt(ahead: bool = True) -> None:  # noqa: FBT001,FBT002 -- on or off is all it says
+    """Run this thread ahead of ordinary ones, or among them again, where that is allowed."""
     with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        policy = os.SCHED_RR if ahead else os.SCHED_OTHER
+        os.sched_setscheduler(0, policy, os.sched_param(1 if ahead else 0))
 
 
 def fine_timer() -> None:

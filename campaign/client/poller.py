@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from campaign.client import stamps
+from campaign.client.pacer import prompt
 
 _READ_BYTES = 1 << 18
 _LINGER_S = 1.0
@@ -204,7 +205,12 @@ class Poller:
     def _run(self) -> None:
         epoll, idle = self._epoll, self._idle
         assert epoll is not None
+        promptly = False
         while True:
+            # Reading goes ahead of ordinary work where that is allowed; parsing does not.
+            if promptly == bool(idle):
+                promptly = not promptly
+                prompt(promptly)
             ready = epoll.poll(0 if idle or self._pause_ns else _LINGER_S)
             self._take(ready)
             while self._dropped:

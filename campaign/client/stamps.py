@@ -6,6 +6,8 @@ step (both clocks run at one rate), so it is sampled before and after a request 
 Constants are those of Linux (include/uapi/linux/net_tstamp.h, asm-generic/socket.h).
 """
 
+import asyncio
+import contextlib
 import socket
 import struct
 import sys
@@ -37,6 +39,36 @@ def enable(sock: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+class Keeper:
+    """Keeps the kernel's receive stamps switched on: it starts them some time after they are first asked for,
+    and stops them with the last socket that wants them."""
+
+    def __init__(self) -> None:
+        self._sock: socket.socket | None = None
+
+    async def ready(self) -> None:
+        """Wait until stamps come (0.2 s at most); at once after the first time."""
+        if self._sock is not None:
+            return
+        self._sock = sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(0)
+        if not enable(sock):
+            return
+        for _ in range(200):
+            sock.sendto(b".", sock.getsockname())
+            with contextlib.suppress(BlockingIOError):
+                if realtime_ns(sock.recvmsg(16, ANCILLARY)[1]):
+                    return
+            await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        """Let go."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
 
 
 def realtime_ns(ancillary: list[tuple[int, int, bytes]]) -> int:

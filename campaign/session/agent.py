@@ -13,6 +13,7 @@ from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
+from campaign.session.instrument import self_check
 from campaign.session.ports import Command, Control
 from campaign.session.round import RoundRunner, SessionContext, Stopped, Tripped
 from campaign.store import ballast
@@ -62,6 +63,8 @@ class SessionAgent:
             self._mark("setup")
             node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
             ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
+            checked = await self_check(ctx.ports)
+            ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
             for group in ctx.plan.groups:
                 await self._group(group)
             state, reason = "done", ""

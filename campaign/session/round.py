@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from campaign.budget.machine import Trip, over
 from campaign.clock import Clock
@@ -18,6 +18,7 @@ from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
 from campaign.ledger.events import NewEvent
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
+from campaign.session.instrument import CellLag
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
     Identity,
@@ -121,6 +122,7 @@ class RoundRunner:
         self._writers: dict[str, CellWriter] = {}
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
+        self._lags: dict[str, CellLag] = {}
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
@@ -276,6 +278,7 @@ class RoundRunner:
         await self._on_disk(writer.finish, row)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
+            self._lags.setdefault(request.arm, CellLag()).add(outcome, row.step_ms)
         await self._judge(row, boot)
 
     async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
@@ -332,12 +335,22 @@ class RoundRunner:
             {
                 "cell": self._boots[arm].cell,
                 "attempt": self._attempt,
-                "files": [asdict(f) for f in writer.seal()],
+                "files": [asdict(f) for f in writer.seal(self._late(arm))],
                 "telemetry": telemetry,
+                "client": self._lags[arm].to_json() if arm in self._lags else None,
             }
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    def _late(self, arm: str) -> Literal["void"] | None:
+        """`void` for a cell whose stamps are not small against its steps."""
+        lag = self._lags.get(arm)
+        if lag is None or lag.verdict != "void":
+            return None
+        p99, limit = lag.to_json()["lag_p99_us"], self._ctx.spec.gates.max_void_share
+        self._gate("max_void_share", 1.0, limit, f"{self._boots[arm].cell}: client_lag, p99 {p99:.0f} us")
+        return "void"
 
     def _void(self, reason: str) -> None:
         for writer in self._writers.values():
