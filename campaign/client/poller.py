@@ -26,6 +26,11 @@ _READ_BYTES = 1 << 18
 _LINGER_S = 1.0
 """The thread ends when it has had nothing to read for so long."""
 _OVER = object()
+_IN = 1
+_EVENTS = _IN | 0x2000 | 1 << 31
+"""EPOLLIN, EPOLLRDHUP, EPOLLET: an event for what arrives, none for what is merely still there."""
+_ROOM = stamps.ANCILLARY
+_now, _stamp = time.monotonic_ns, stamps.realtime_ns
 _PAUSE_NS = 1_000_000
 _WORTH_NS = 100_000
 _WINDOW_NS = 50_000_000
@@ -42,8 +47,8 @@ class Readable(Protocol):
     sock: socket.socket
     end: str | None
 
-    def take(self, view: memoryview) -> None:
-        """Read once, into this buffer; the socket is readable."""
+    def take(self, view: memoryview, *, drain: bool) -> None:
+        """Read once, into this buffer, or until nothing is left; the socket is readable."""
         ...
 
     def finish(self, end: str, ns: int, error: str = "") -> None:
@@ -55,10 +60,15 @@ class Conn:
     """One connection being read. Only the poller's thread appends; `notify` is called from it."""
 
     __slots__ = (
+        "_data",
         "_head_seen",
+        "_kernel",
         "_last",
         "_needed",
+        "_receive",
+        "_small",
         "_total",
+        "_user",
         "data",
         "end",
         "end_ns",
@@ -90,27 +100,40 @@ class Conn:
         self._total = 0
         self._needed: int | None = None
         self._head_seen = False
+        self._small = True
+        """Whether the end is looked for with care: in the head, and where the length is announced."""
+        self._receive = sock.recvmsg_into
+        self._kernel, self._user, self._data = self.kernel.append, self.user.append, self.data.append
 
-    def take(self, view: memoryview) -> None:
-        """One read, stamped before anything is looked at."""
-        try:
-            size, ancillary, _, _ = self.sock.recvmsg_into((view,), stamps.ANCILLARY)
-            user_ns = time.monotonic_ns()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.finish("reset", time.monotonic_ns(), str(error))
-            return
-        if not size:
-            self.finish("eof", user_ns)
-            return
-        data = bytes(view[:size])
-        self.kernel.append(stamps.realtime_ns(ancillary))
-        self.user.append(user_ns)
-        self.data.append(data)
-        if self._may_end(data):
-            self.maybe = len(self.data)
-            self.notify()
+    def take(self, view: memoryview, *, drain: bool) -> None:
+        """One read, stamped before anything is looked at; with `drain`, until nothing is left."""
+        while True:
+            try:
+                size, ancillary, _, _ = self._receive((view,), _ROOM)
+                user_ns = _now()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.finish("reset", time.monotonic_ns(), str(error))
+                return
+            if not size:
+                self.finish("eof", user_ns)
+                return
+            data = view[:size].tobytes()
+            self._kernel(_stamp(ancillary))
+            self._user(user_ns)
+            self._data(data)
+            if self._small or size < len(_LAST_CHUNK):
+                ends = self._may_end(data)
+            else:
+                ends = data.endswith(_LAST_CHUNK)
+                self._last = data
+            if ends:
+                self.maybe = len(self.data)
+                self.notify()
+            if not drain and size < _READ_BYTES:
+                # Edge-triggered: the queue was empty now, so the next byte rings again.
+                return
 
     def finish(self, end: str, ns: int, error: str = "") -> None:
         """The connection is over."""
@@ -130,10 +153,8 @@ class Conn:
             length = _LENGTH.search(head, 0, cut + 2)
             if length is not None:
                 self._needed = cut + len(_HEAD_END) + int(length[1])
-        if len(data) >= len(_LAST_CHUNK):
-            self._last = data[-len(_LAST_CHUNK) :]
-        else:
-            self._last = (self._last + data)[-len(_LAST_CHUNK) :]
+            self._small = self._needed is not None
+        self._last = (self._last[-len(_LAST_CHUNK) :] + data)[-len(_LAST_CHUNK) :]
         return self._last == _LAST_CHUNK or (self._needed is not None and self._total >= self._needed)
 
 
@@ -142,7 +163,7 @@ class Poller:
 
     def __init__(self, *, batched: bool = False) -> None:
         self.batched = batched
-        self._pause_ns = self._window_ns = self._reads = 0
+        self._pause_ns = self._window_ns = self._reads = self._streams = 0
         self._lock = threading.Lock()
         self._conns: dict[int, Readable] = {}
         self._dropped: deque[Readable] = deque()
@@ -159,7 +180,8 @@ class Poller:
             epoll = self._started()
             fd = conn.sock.fileno()
             self._conns[fd] = conn
-            epoll.register(fd, select.EPOLLIN)
+            self._streams += isinstance(conn, Conn)
+            epoll.register(fd, _EVENTS)
 
     def drop(self, conn: Readable) -> None:
         """Read it no more and close it. From any thread; the socket is closed by the reading one."""
@@ -207,8 +229,8 @@ class Poller:
         assert epoll is not None
         promptly = False
         while True:
-            # Reading goes ahead of ordinary work where that is allowed; parsing does not.
-            if promptly == bool(idle):
+            # Reading goes ahead of ordinary work where that is allowed; parsing alone does not.
+            if promptly != (self._streams > 0):
                 promptly = not promptly
                 prompt(promptly)
             ready = epoll.poll(0 if idle or self._pause_ns else _LINGER_S)
@@ -249,10 +271,10 @@ class Poller:
 
     def _take(self, ready: list[tuple[int, int]]) -> None:
         conns, view = self._conns, self._view
-        for fd, _ in ready:
+        for fd, events in ready:
             conn = conns.get(fd)
             if conn is not None:
-                conn.take(view)
+                conn.take(view, drain=events != _IN)
                 if conn.end is not None:
                     self._forget(conn)
             elif fd == self._wake:
@@ -262,6 +284,7 @@ class Poller:
     def _forget(self, conn: Readable) -> None:
         fd = conn.sock.fileno()
         if fd >= 0 and self._conns.pop(fd, None) is not None:
+            self._streams -= isinstance(conn, Conn)
             assert self._epoll is not None
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
@@ -274,6 +297,7 @@ class Poller:
             for _ in work:
                 pass
         self._conns.clear()
+        self._streams = 0
         self._dropped.clear()
         self._idle.clear()
         assert self._epoll is not None

@@ -108,8 +108,11 @@ class SocketProbe:
             return
         self._pacer.at(sample.sent_ns + PERIOD_NS, self._send)
 
-    def take(self, view: memoryview) -> None:
+    def take(self, view: memoryview, *, drain: bool) -> None:
         """Read what came; called by the poller."""
+        if drain:
+            self.end = "eof"
+            return
         try:
             size, ancillary, _, _ = self.sock.recvmsg_into((view,), stamps.ANCILLARY)
             now = time.monotonic_ns()
