@@ -24,7 +24,13 @@ from pathlib import Path
 from campaign.testing.reference_server import ReferenceServer, Schedule
 
 HERE = Path(__file__).parent
-PACKAGES = {"httpx": ["httpx"], "aiohttp": ["aiohttp"], "openai": ["openai"], "aiperf": ["aiperf"], "guidellm": ["guidellm"]}
+PACKAGES = {
+    "httpx": ["httpx"],
+    "aiohttp": ["aiohttp"],
+    "openai": ["openai"],
+    "aiperf": ["aiperf"],
+    "guidellm": ["guidellm"],
+}
 SHAPES = {1: (93.0, 300), 32: (93.0, 300), 256: (93.0, 300), 1000: (10.0, 40)}
 QUICK = {1: (93.0, 150), 32: (93.0, 200), 256: (93.0, 200)}
 UNPACED = {"campaign": 200_000, "aiohttp": 50_000, "httpx": 50_000, "openai": 20_000}
@@ -203,8 +209,25 @@ def tool(argv, client_cpu, limit=240):
 def aiperf(python, server, folder, streams, tokens, client_cpu):
     out = folder / f"aiperf-{streams}-{tokens}"
     shutil.rmtree(out, ignore_errors=True)
-    argv = [python.with_name("aiperf"), "profile", "-m", "reference", "--url", server.url, "--endpoint-type", "chat"]
-    argv += ["--streaming", "--concurrency", streams, "--request-count", streams, "--tokenizer", folder / "tokenizer"]
+    argv = [
+        python.with_name("aiperf"),
+        "profile",
+        "-m",
+        "reference",
+        "--url",
+        server.url,
+        "--endpoint-type",
+        "chat",
+    ]
+    argv += [
+        "--streaming",
+        "--concurrency",
+        streams,
+        "--request-count",
+        streams,
+        "--tokenizer",
+        folder / "tokenizer",
+    ]
     argv += ["--osl", tokens, "--isl", 16, "--artifact-dir", out, "--ui", "none"]
     cpu, code, words, rss = tool(argv, client_cpu)
     found = next(out.rglob("profile_export_aiperf.json"), None)
@@ -219,9 +242,19 @@ def guidellm(python, server, folder, streams, tokens, client_cpu):
     out.unlink(missing_ok=True)
     argv = [python.with_name("guidellm"), "run", "--disable-console"]
     argv += ["--backend", f"kind=openai_http,target={server.url},model=reference"]
-    argv += ["--profile", f"kind=concurrent,streams={streams}", "--constraint", f"kind=max_requests,count={streams}"]
+    argv += [
+        "--profile",
+        f"kind=concurrent,streams={streams}",
+        "--constraint",
+        f"kind=max_requests,count={streams}",
+    ]
     argv += ["--tokenizer", f"kind=huggingface_auto,model={folder / 'tokenizer'}"]
-    argv += ["--data", f"kind=synthetic_text,prompt_tokens=16,output_tokens={tokens}", "--output", f"kind=json,path={out}"]
+    argv += [
+        "--data",
+        f"kind=synthetic_text,prompt_tokens=16,output_tokens={tokens}",
+        "--output",
+        f"kind=json,path={out}",
+    ]
     cpu, code, words, rss = tool(argv, client_cpu)
     if code or not out.exists():
         raise RuntimeError(f"guidellm: {words[-600:]}")
@@ -265,7 +298,12 @@ def tools(name, run, python, server, folder, client_cpu, shapes):
 
 def machine():
     model = next(
-        (x.split(":", 1)[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x[:10] == "model name"), ""
+        (
+            x.split(":", 1)[1].strip()
+            for x in Path("/proc/cpuinfo").read_text().splitlines()
+            if x[:10] == "model name"
+        ),
+        "",
     )
     return {
         "cpu": model,

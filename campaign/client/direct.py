@@ -115,7 +115,12 @@ class Flight:
 
 
 async def exchange(
-    direct: Direct, flight: Flight, where: Target, request: bytes, timeout_s: float, start_ns: int | None = None
+    direct: Direct,
+    flight: Flight,
+    where: Target,
+    request: bytes,
+    timeout_s: float,
+    start_ns: int | None = None,
 ) -> tuple[Exchange, Response]:
     """Connect, write at the moment planned, and read to the end. Never raises for what the server does.
 
@@ -167,7 +172,10 @@ async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.s
     try:
         # A number needs no resolver, and no thread to wait for one.
         found = socket.getaddrinfo(
-            where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+            where.host,
+            where.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
         )
     except OSError:
         try:
@@ -295,4 +303,3 @@ def _stamped(
         user_lags_ns=user_lags,
     )
     return seen, at
-

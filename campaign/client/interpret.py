@@ -415,7 +415,9 @@ def conclude_steps(
         reasons=(*judged.reasons, "clock_step") if exchange.clock_step else judged.reasons,
         segments=exchange.segments,
         merged_reads=reading.merged_reads,
-        start_error_us=None if exchange.planned_ns is None else (exchange.sent_ns - exchange.planned_ns) / 1e3,
+        start_error_us=None
+        if exchange.planned_ns is None
+        else (exchange.sent_ns - exchange.planned_ns) / 1e3,
         lag=lag_counts(exchange.lags_ns),
         user_lag=lag_counts(exchange.user_lags_ns),
     )

@@ -92,7 +92,9 @@ async def check(*, kernel_stamps: bool = True, streams: int = STREAMS, quick: bo
     with ReferenceServer() as server:
         client = HttpClient(kernel_stamps=kernel_stamps)
         try:
-            await _many(client, server.url, Schedule(tokens=5), 4, 0.001)  # warm: imports, threads, first pages
+            await _many(
+                client, server.url, Schedule(tokens=5), 4, 0.001
+            )  # warm: imports, threads, first pages
             await _page(client, server.url + "/stats")
             lags = await _lags(client, server.url, Schedule(rate=RATE, tokens=events), streams)
             stats = await _page(client, server.url + "/stats")

@@ -44,7 +44,8 @@ def enable(sock: socket.socket) -> bool:
 
 class Keeper:
     """Keeps the kernel's receive stamps switched on: it starts them some time after they are first asked for,
-    and stops them with the last socket that wants them."""
+    and stops them with the last socket that wants them.
+    """
 
     def __init__(self) -> None:
         self._sock: socket.socket | None = None

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from campaign.plan.arrivals import load_plan
 from campaign.plan.cost import (
     CHEAP_BOOT_S,
     SETUP_S,
@@ -95,6 +96,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
                 rounds=build_rounds(choice.design, layout(spec, session.node, choice, name)),
                 seconds=choice.seconds,
                 usd_expected=share,
+                load=load_plan(draft.load, draft.concurrency, spec.workloads[draft.workload].n),
             )
         )
     rounds = [r for g in groups for r in g.rounds]

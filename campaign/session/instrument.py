@@ -14,6 +14,9 @@ from campaign.session.ports import Ports
 class CellLag:
     """Figures of one cell, added up request by request."""
 
+    requested_rate: float | None = None
+    """Requests per second of an open loop."""
+    sent_ns: list[int] = field(default_factory=list)
     lag: list[LagCounts] = field(default_factory=list)
     user_lag: list[LagCounts] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
@@ -24,6 +27,7 @@ class CellLag:
 
     def add(self, outcome: Outcome, step_ms: float | None) -> None:
         """One measured request."""
+        self.sent_ns.append(outcome.sent_ns)
         self.lag.append(outcome.lag)
         self.user_lag.append(outcome.user_lag)
         self.sources.add(outcome.stamp_source)
@@ -40,11 +44,20 @@ class CellLag:
         step = statistics.median(self.step_ms) if self.step_ms else None
         return judge(percentile(merge(self.lag), 0.99), step)
 
+    def _achieved(self) -> float | None:
+        """Requests per second between the first and the last that count."""
+        span = max(self.sent_ns) - min(self.sent_ns)
+        return (len(self.sent_ns) - 1) / span * 1e9 if span else None
+
     def to_json(self) -> dict[str, Any]:
         """The `client` object of a cell in `round_committed` (docs/CONTRACTS.md)."""
         lag, user = merge(self.lag), merge(self.user_lag)
         return {
-            "stamp_source": min(self.sources) if len(self.sources) == 1 else "mixed" if self.sources else None,
+            "stamp_source": min(self.sources)
+            if len(self.sources) == 1
+            else "mixed"
+            if self.sources
+            else None,
             "lag_p50_us": percentile(lag, 0.5),
             "lag_p99_us": percentile(lag, 0.99),
             "probes": sum(count for _, count in lag),
@@ -54,6 +67,8 @@ class CellLag:
             "reads": self.reads,
             "merged_reads": self.merged_reads,
             "start_err_p99_us": _p99(self.start_err_us),
+            "requested_rate": self.requested_rate,
+            "achieved_rate": self._achieved() if self.requested_rate is not None else None,
             "verdict": self.verdict,
         }
 

@@ -81,6 +81,7 @@ def identity_fields(
         "seed": request.seed,
         "attempt": 0,
         "simulated": who.simulated,
+        "context": boot.arm.config.context,
     }
 
 
@@ -92,6 +93,7 @@ def make_job(
     extras: Mapping[str, Any],
     timeout_s: float,
     sidecar_dir: str | None,
+    start_ns: int | None = None,
 ) -> Job:
     """The request as it goes onto the wire."""
     request_id = f"{fields['boot_id']}/{fields['phase']}/o{fields['order']}s{fields['slot']}x{fields['seed']}"
@@ -104,6 +106,7 @@ def make_job(
         expect_tokens=workload.max_tokens if workload.ignore_eos else None,
         headers=dict(boot.record.headers),
         sidecar_dir=sidecar_dir,
+        start_ns=start_ns,
     )
 
 

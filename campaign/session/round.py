@@ -5,7 +5,7 @@ the round is done again as a whole under the next attempt.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -36,6 +36,9 @@ from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompts
 
 T = TypeVar("T")
+
+LEAD_S = 0.25
+"""A connection is made so long before its request is due."""
 
 
 class Stopped(Exception):
@@ -221,6 +224,10 @@ class RoundRunner:
             for request in self._round.sequence:
                 await self._send(request, phase)
             return
+        if self._group.load is not None:
+            for _, run in groupby(self._round.sequence, key=lambda request: request.arm):
+                await self._run(list(run), phase)
+            return
         # A wave is the slot set run once: its requests are in flight together, and nothing else is.
         duet, single = self._group.design == "duet", self._group.concurrency == 1
 
@@ -232,6 +239,28 @@ class RoundRunner:
         for _, wave in groupby(self._round.sequence, key=wave_of):
             await self._wave(list(wave), phase)
 
+    async def _run(self, run: Sequence[RequestPlan], phase: Phase) -> None:
+        """One arm's steady or open loop: no barrier between slot sets."""
+        if run[0].at_ns is None:
+            await self._wave(run, phase)
+            return
+        clock, limit = self._ctx.clock, asyncio.Semaphore(self._group.concurrency)
+        start_ns = clock.monotonic_ns() + int(2 * LEAD_S * 1e9)
+
+        async def one(request: RequestPlan) -> None:
+            due = start_ns + (request.at_ns or 0)
+            await clock.sleep(max(0.0, (due - clock.monotonic_ns()) / 1e9 - LEAD_S))
+            async with limit:
+                await self._send(request, phase, alone=False, start_ns=due)
+
+        await self._all(one(request) for request in run)
+
+    async def _all(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
     async def _wave(self, wave: Sequence[RequestPlan], phase: Phase) -> None:
         limits = {arm: asyncio.Semaphore(self._group.concurrency) for arm in self._boots}
 
@@ -239,13 +268,13 @@ class RoundRunner:
             async with limits[request.arm]:
                 await self._send(request, phase, alone=False)
 
-        results = await asyncio.gather(*(one(request) for request in wave), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await self._all(one(request) for request in wave)
 
-    async def _send(self, request: RequestPlan, phase: Phase, *, alone: bool = True) -> None:
+    async def _send(
+        self, request: RequestPlan, phase: Phase, *, alone: bool = True, start_ns: int | None = None
+    ) -> None:
         ctx = self._ctx
+        phase = "warmup" if request.cut else phase
         ctx.check()
         boot = self._boots[request.arm]
         engine = get_engine(boot.arm.config.engine or "")
@@ -270,6 +299,7 @@ class RoundRunner:
                 engine.request_extras(boot.arm.config),
                 ctx.spec.gates.request_timeout.total_seconds(),
                 self._sidecars(boot),
+                start_ns,
             )
         )
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
@@ -278,7 +308,7 @@ class RoundRunner:
         await self._on_disk(writer.finish, row)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
-            self._lags.setdefault(request.arm, CellLag()).add(outcome, row.step_ms)
+            self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
 
     async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
@@ -342,6 +372,9 @@ class RoundRunner:
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    def _requested(self) -> float | None:
+        return self._group.load.rate if self._group.load is not None else None
 
     def _late(self, arm: str) -> Literal["void"] | None:
         """`void` for a cell whose stamps are not small against its steps."""

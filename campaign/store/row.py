@@ -63,6 +63,8 @@ class RequestRow:
     seed: int
     attempt: int
     """0; a request is never repeated inside an attempt of its boot."""
+    context: int | None = None
+    """Context length the arm declares, tokens; with arm, workload and concurrency a cell's identity."""
     # --- stamps
     sent_ns: int
     """Before the first byte of the request is written."""
