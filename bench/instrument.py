@@ -80,7 +80,7 @@ def library(python, name, server, streams, tokens, rate, client_cpu, *, unpaced=
     get(server.url + "/stamps"), get(server.url + "/stats")
     argv = [python, HERE / "instrument_client.py", name, server.url, str(streams), str(tokens), str(rate)]
     argv += ["--cpu", str(client_cpu), *(["--unpaced"] if unpaced else [])]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=limit)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=limit)
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr.strip()[-300:]}")
     return json.loads(done.stdout), get(server.url + "/stamps"), get(server.url + "/stats")
@@ -96,9 +96,9 @@ def judged(seen, truth, stats, tokens):
         events += len(at)
         lost += tokens - len(at)
         # A negative stamp: the server was interrupted in that send.
-        lags += [(a - s) / 1e3 for a, s in zip(at, true["send_ns"]) if s > 0]
+        lags += [(a - s) / 1e3 for a, s in zip(at, true["send_ns"], strict=False) if s > 0]
         if one["user"]:
-            user += [(a - s) / 1e3 for a, s in zip(one["user"], true["send_ns"]) if s > 0]
+            user += [(a - s) / 1e3 for a, s in zip(one["user"], true["send_ns"], strict=False) if s > 0]
         ttft.append(((at[0] - one["sent"]) - (sends[0] - true["arrival_ns"])) / 1e6)
         if len(at) > 1 and len(at) == len(sends):
             rate.append(100 * ((sends[-1] - sends[0]) / (at[-1] - at[0]) - 1))
@@ -167,7 +167,11 @@ def loaded(server, client_cpu):
 def starts():
     """Start-time error of our client at 200 requests a second, from its own self-check."""
     done = subprocess.run(
-        [sys.executable, "-m", "campaign", "selfcheck", "--json"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "campaign", "selfcheck", "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return json.loads(done.stdout)
 
@@ -195,6 +199,7 @@ def tool(argv, client_cpu, limit=240):
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "NO_COLOR": "1"}
     done = subprocess.run(
         ["taskset", "-c", str(client_cpu), *map(str, argv)],
+        check=False,
         capture_output=True,
         text=True,
         timeout=limit,
@@ -267,11 +272,16 @@ def guidellm(python, server, folder, streams, tokens, client_cpu):
 def tools(name, run, python, server, folder, client_cpu, shapes):
     """A tool's own TTFT and rate against the schedule; its CPU less that of a run of next to nothing."""
     entry = {"chunks_per_cpu_s": None, "streams": {}, "reasons": ["prints no stamp of an event: no lag"]}
-    listed = subprocess.run([python.with_name(name), "--version"], capture_output=True, text=True)
+    listed = subprocess.run(
+        [python.with_name(name), "--version"], check=False, capture_output=True, text=True
+    )
     entry["version"] = listed.stdout.strip().split()[-1] if listed.stdout.strip() else None
-    for streams, (rate, tokens) in shapes.items():
+    base = None
+    for streams, (_, tokens) in shapes.items():
         try:
-            base, *_ = run(python, server, folder, 1, 2, client_cpu)
+            if base is None:
+                run(python, server, folder, 1, 2, client_cpu)  # cold: files are read and compiled
+                base, *_ = run(python, server, folder, 1, 2, client_cpu)
             get(server.url + "/stamps")
             cpu, rss, ttft, measured = run(python, server, folder, streams, tokens, client_cpu)
             truth = get(server.url + "/stamps").values()
@@ -282,7 +292,9 @@ def tools(name, run, python, server, folder, client_cpu, shapes):
             continue
         whole = [t for t in truth if len(t["send_ns"]) == tokens]
         sends = [[abs(s) for s in t["send_ns"]] for t in whole]
-        true_ttft = statistics.median((s[0] - t["arrival_ns"]) / 1e6 for s, t in zip(sends, whole))
+        true_ttft = statistics.median(
+            (s[0] - t["arrival_ns"]) / 1e6 for s, t in zip(sends, whole, strict=True)
+        )
         true_rate = statistics.median((len(s) - 1) / (s[-1] - s[0]) * 1e9 for s in sends)
         entry["streams"][str(streams)] = {
             "cpu_us_per_chunk": rounded(1e6 * (cpu - base) / sum(map(len, sends))),
@@ -337,16 +349,17 @@ def main():
             if name in {"aiperf", "guidellm"}:
                 tokenizer(python, folder)
                 run = {"aiperf": aiperf, "guidellm": guidellm}[name]
-                few = {k: v for k, v in shapes.items() if k in {1, 32}}
+                few = {k: v for k, v in shapes.items() if k == 32}
                 entry = tools(name, run, python, server, folder, client_cpu, few)
             else:
                 entry = measure(name, python, server, shapes, client_cpu, repeats)
             result["clients"][name] = entry
+            options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
         if "campaign" in names:
             ours = result["clients"]["campaign"]
             ours["loaded_256"] = loaded(server, client_cpu)
             say(f"  campaign, its core busy: {ours['loaded_256']}")
-            seen, truth, stats = library(sys.executable, "campaign", server, 256, 200, 93.0, client_cpu)
+            _, _, stats = library(sys.executable, "campaign", server, 256, 200, 93.0, client_cpu)
             result["server"] = {
                 "ceiling_chunks_per_s": round(stats["chunks"] / stats["cpu_s"]),
                 "jitter_p99_us": rounded(stats["late_p99_us"]),

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 PATH = "/v1/chat/completions"
 
@@ -29,7 +30,7 @@ def body(tokens, rate, *, paced):
 
 def peak_mb():
     """Of this process alone: ru_maxrss remembers the process that started it."""
-    lines = open("/proc/self/status").read().splitlines()
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
@@ -69,7 +70,7 @@ class Keep:
         one.merged = read.outcome.merged_reads
         one.source = read.outcome.stamp_source
         one.id = json.loads(read.response.body[6 : read.response.body.index(b"\n\n")])["id"]
-        by_read = {ns: user for (ns, _), user in zip(exchange.reads, exchange.user_ns)}
+        by_read = {ns: user for (ns, _), user in zip(exchange.reads, exchange.user_ns, strict=False)}
         one.user = [by_read.get(ns, ns) for ns in one.stamps]
 
     def close(self):
@@ -98,7 +99,7 @@ async def aiohttp_vllm(url, payload, seen):
                     seen.event(time.monotonic_ns(), message[6:].decode())
 
 
-async def openai_sdk(url, payload, seen):
+async def openai_sdk(_url, payload, seen):
     seen.sent = time.monotonic_ns()
     extra = {"schedule": payload["schedule"]}
     known = {k: payload[k] for k in ("model", "messages", "max_tokens")}
@@ -112,7 +113,7 @@ async def openai_sdk(url, payload, seen):
 
 
 async def main(options):
-    global CLIENT
+    global CLIENT  # noqa: PLW0603 -- one client a process
     name, n = options.name, options.streams
     if name == "campaign":
         from campaign import __version__ as version

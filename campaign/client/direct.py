@@ -166,33 +166,18 @@ async def exchange(
 
 async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.socket | None:
     """A standing connection; None where there is none, and the flight says why."""
-    loop = asyncio.get_running_loop()
     problems: list[OSError] = []
-    found: Any = None
     try:
-        # A number needs no resolver, and no thread to wait for one.
-        found = socket.getaddrinfo(
-            where.host,
-            where.port,
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-        )
-    except OSError:
-        try:
-            found = await _ended_or(flight, loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM))
-        except OSError as error:
-            problems = [error]
+        found = await _addresses(flight, where)
+    except OSError as error:
+        found, problems = None, [error]
     for family, kind, proto, _, address in found or ():
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if kernel:
                 stamps.enable(sock)
-            code = sock.connect_ex(address)
-            if code == errno.EINPROGRESS and not _stands(sock):
-                await _ended_or(flight, _connect(sock))
-            elif code not in {0, errno.EINPROGRESS}:
-                raise OSError(code, os.strerror(code))
+            await _begin(flight, sock, address)
         except OSError as error:
             problems.append(error)
             sock.close()
@@ -209,6 +194,26 @@ async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.s
         refused = any(error.errno == errno.ECONNREFUSED for error in problems)
         flight.stop("refused" if refused else "unreachable")
     return None
+
+
+async def _addresses(flight: Flight, where: Target) -> Any:
+    """What getaddrinfo says. Raises OSError."""
+    try:
+        # A number needs no resolver, and no thread to wait for one.
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM, flags=flags)
+    except OSError:
+        loop = asyncio.get_running_loop()
+        return await _ended_or(flight, loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM))
+
+
+async def _begin(flight: Flight, sock: socket.socket, address: Any) -> None:
+    """Connect, or return early where the flight is ended. Raises OSError."""
+    code = sock.connect_ex(address)
+    if code == errno.EINPROGRESS and not _stands(sock):
+        await _ended_or(flight, _connect(sock))
+    elif code not in {0, errno.EINPROGRESS}:
+        raise OSError(code, os.strerror(code))
 
 
 async def _connect(sock: socket.socket) -> None:

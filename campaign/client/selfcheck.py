@@ -7,6 +7,7 @@ The reference server runs in a process of its own on this machine, so its sends 
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class SelfCheck:
 
 def rank(values: Sequence[float], share: float) -> float:
     """Nearest-rank percentile of sorted values."""
-    return values[min(len(values) - 1, max(0, round(share * len(values) + 0.5) - 1))]
+    return values[max(1, math.ceil(share * len(values))) - 1]
 
 
 async def check(*, kernel_stamps: bool = True, streams: int = STREAMS, quick: bool = False) -> SelfCheck:

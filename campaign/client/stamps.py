@@ -43,8 +43,9 @@ def enable(sock: socket.socket) -> bool:
 
 
 class Keeper:
-    """Keeps the kernel's receive stamps switched on: it starts them some time after they are first asked for,
-    and stops them with the last socket that wants them.
+    """Keeps the kernel's receive stamps switched on.
+
+    It starts them some time after they are first asked for, and stops them with the last socket that wants them.
     """
 
     def __init__(self) -> None:
