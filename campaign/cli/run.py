@@ -45,5 +45,5 @@ def command(
     console = Console(stderr=as_json, highlight=False)
     summary(plan, console)
     require_admitted(plan)
-    drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events)
+    drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events, only)
     drive_and_report(drive, console, as_json=as_json)

@@ -1,16 +1,19 @@
 """Runs a campaign: sessions by priority, as money and nodes allow, until all is done or something stops it."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from campaign.clock import Clock
+from campaign.errors import CampaignError
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.snapshot import SessionSnapshot, Snapshot
 from campaign.fleet.supervisor import SessionJob, SessionResult
 from campaign.ledger.events import NewEvent
 from campaign.plan.model import CampaignPlan
+from campaign.spec.models import LocalNode
 from campaign.store.layout import RunDir
 
 POLL_S = 0.5
@@ -49,13 +52,13 @@ class Controller:
     ) -> None:
         self._run_dir, self._plan, self._budget, self._pool, self._clock = run_dir, plan, budget, pool, clock
         self._show = show
+        self._jobs = tuple(jobs)
         self._waiting = list(jobs)
         self._running: dict[str, SessionJob] = {}
-        self._refused: list[tuple[SessionJob, SessionResult]] = []
+        self._refused: dict[str, SessionResult] = {}
         """Held until money settles: asking again before that gives the same answer."""
         self._ended: list[SessionResult] = []
         self._stopping: str | None = None
-        self._notes: list[str] = []
         self._started_ns = clock.monotonic_ns()
 
     def ask_stop(self, why: str) -> None:
@@ -69,8 +72,11 @@ class Controller:
             self._read_stop_file()
             if self._stopping and not told:
                 told = True
-                await self._budget.record(NewEvent("stop_asked", {"by": "user", "why": self._stopping}))
+                # The sessions first: their last words then say stopped, not refused.
                 await self._pool.stop(self._stopping)
+                with contextlib.suppress(CampaignError):
+                    # A ledger that fails must not keep the sessions from being waited for.
+                    await self._budget.record(NewEvent("stop_asked", {"by": "user", "why": self._stopping}))
                 self._waiting.clear()
             await self._collect()
             started = await self._start_next()
@@ -78,18 +84,24 @@ class Controller:
             if not self._running and not started:
                 break
             await self._clock.sleep(POLL_S)
+        self._ended += self._refused.values()
         return self._ending()
 
     # --- sessions
 
     async def _start_next(self) -> bool:
-        """Start what a free node and the budget allow; True if something was started."""
-        busy = {job.plan.node for job in self._running.values()}
+        """Start what free nodes and the budget allow, in order; True if something was started.
+
+        A session that was refused waits for money to settle, and everything behind it waits with it.
+        """
+        busy = {_place(job) for job in self._running.values()}
         started = False
         for job in list(self._waiting):
-            if job.plan.node in busy:
+            if job.plan.name in self._refused:
+                break
+            if _place(job) in busy:
                 continue
-            busy.add(job.plan.node)
+            busy.add(_place(job))
             self._waiting.remove(job)
             self._running[job.plan.name] = job
             await self._pool.start(job)
@@ -100,27 +112,18 @@ class Controller:
         settled = False
         for result in await self._pool.results():
             job = self._running.pop(result.session)
-            if result.ending == "refused":
-                self._refused.append((job, result))
+            if result.ending == "refused" and not self._stopping:
+                self._refused[result.session] = result
+                self._waiting.append(job)
+                self._waiting.sort(key=self._jobs.index)
                 continue
             settled = True
-            self._end(result)
+            self._ended.append(result)
             if result.ending in {"failed", "unreachable"}:
                 self._waiting.clear()
-        if self._stopping or not (self._running or settled):
-            # Nothing will settle any more: what was refused stays refused.
-            for _, result in self._refused:
-                self._end(result)
+        if settled and self._waiting:
+            # Money has settled: what was refused may ask again.
             self._refused.clear()
-        elif settled:
-            self._waiting += [job for job, _ in self._refused]
-            self._refused.clear()
-
-    def _end(self, result: SessionResult) -> None:
-        self._ended.append(result)
-        self._notes.append(
-            f"session {result.session}: {result.ending}{': ' + result.reason if result.reason else ''}"
-        )
 
     def _read_stop_file(self) -> None:
         try:
@@ -140,12 +143,12 @@ class Controller:
                 run=self._run_dir.name,
                 campaign=self._plan.campaign,
                 elapsed_s=elapsed,
-                left_s=_left(elapsed, sessions, self._plan),
+                left_s=_left(elapsed, sessions, self._jobs),
                 cap_usd=self._plan.cap_usd,
                 spent_usd=money.spent,
                 committed_usd=money.committed,
                 sessions=sessions,
-                notes=(*money.notes, *self._notes),
+                notes=money.notes,
             )
         )
 
@@ -162,16 +165,21 @@ class Controller:
         return Ending(0, "", results)
 
 
-def _left(elapsed: float, sessions: Sequence[SessionSnapshot], plan: CampaignPlan) -> float | None:
-    planned: Mapping[str, float] = {s.name: s.seconds for s in plan.sessions}
+def _place(job: SessionJob) -> str:
+    """What a session needs for itself. CPU sessions share one machine, whatever their nodes are called."""
+    local = isinstance(job.node, LocalNode) and not job.node.gpus
+    return "this machine's CPU" if local else job.plan.node
+
+
+def _left(elapsed: float, sessions: Sequence[SessionSnapshot], jobs: Sequence[SessionJob]) -> float | None:
     left = 0.0
-    for name, seconds in planned.items():
-        shot = next((s for s in sessions if s.name == name), None)
+    for job in jobs:
+        shot = next((s for s in sessions if s.name == job.plan.name), None)
         if shot is None:
-            left += seconds
+            left += job.plan.seconds
         elif shot.total and shot.state not in {"done", "stopped", "failed", "tripped"}:
             share = shot.done / shot.total
             # The plan's pace at first, the measured one as it becomes known.
-            pace = elapsed / share if share > 0 else seconds
-            left += (1 - share) * (share * pace + (1 - share) * seconds)
+            pace = elapsed / share if share > 0 else job.plan.seconds
+            left += (1 - share) * (share * pace + (1 - share) * job.plan.seconds)
     return left if sessions else None

@@ -111,16 +111,18 @@ async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
         )
         with _signals(controller):
             ending = await controller.run()
-        closing = [NewEvent("controller_stopped", {"reason": ending.reason, "exit_code": ending.exit_code})]
-        if ending.exit_code == 0:
-            closing.append(NewEvent("run_finished", {"exit_code": 0, "reason": ""}))
-        await parts.budget.record(*closing)
+            closing = [
+                NewEvent("controller_stopped", {"reason": ending.reason, "exit_code": ending.exit_code})
+            ]
+            if ending.exit_code == 0:
+                closing.append(NewEvent("run_finished", {"exit_code": 0, "reason": ""}))
+            await parts.budget.record(*closing)
         return ending
 
 
 @contextmanager
 def _signals(controller: Controller) -> Iterator[None]:
-    """Ctrl-C and TERM stop at the next token; the second one no longer waits politely."""
+    """Ctrl-C and TERM stop at the next token and settle; the third no longer waits for that."""
     loop = asyncio.get_running_loop()
     count = 0
 
