@@ -14,6 +14,7 @@ VERBS = {
     "init": "Write a starter experiments.yaml.",
     "validate": "Check a file: every problem with file:line and the fix.",
     "schema": "Print the JSON Schema for editors.",
+    "preflight": "Check every flag and variable of every arm against the engines' own source.",
     "plan": "Boots, requests, minutes, dollars and power, before anything is spent.",
     "run": "Run a campaign under its budget.",
     "rerun": "Repeat one pair in a new session of the same campaign.",

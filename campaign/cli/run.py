@@ -30,6 +30,7 @@ def command(
     from rich.console import Console
 
     from campaign.cli._drive import drive_and_report, overrides, results_folder
+    from campaign.engines.flags.spec import check_spec
     from campaign.fleet.start import new_drive
     from campaign.fleet.start import only as cut_to
     from campaign.plan.admit import require_admitted
@@ -45,5 +46,7 @@ def command(
     console = Console(stderr=as_json, highlight=False)
     summary(plan, console)
     require_admitted(plan)
+    for warning in check_spec(loaded).require().warnings:
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
     drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events, only)
     drive_and_report(drive, console, as_json=as_json)

@@ -63,6 +63,8 @@ class Outcome:
     timings: dict[str, Any] | None
     """The engine's own per-request report, e.g. llama.cpp `timings`, SGLang `sglext`."""
     reasons: tuple[str, ...] = ()
+    retry_after: str | None = None
+    """The Retry-After header, as the server wrote it."""
 
 
 @runtime_checkable

@@ -99,6 +99,8 @@ class Response:
     """Stamp of the read that completed it."""
     error: str | None
     """Why the bytes are not HTTP."""
+    retry_after: str | None = None
+    """The Retry-After header."""
 
     @property
     def body(self) -> bytes:
@@ -166,4 +168,5 @@ def parse_response(reads: Sequence[tuple[int, bytes]]) -> Response:
         complete=collector.complete,
         complete_ns=complete_ns,
         error=error,
+        retry_after=headers.get("retry-after"),
     )

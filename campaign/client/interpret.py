@@ -137,13 +137,14 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
 
 
 def _report(reading: Reading, value: dict[str, Any]) -> None:
-    """Keep the engine's own words: llama.cpp `timings` flat, SGLang `sglext` and `meta_info` by name."""
+    """Keep the engine's own words: llama.cpp `timings` flat, SGLang `sglext` and `meta_info`, vLLM `metrics` by name."""
     timings = value.get("timings")
     if isinstance(timings, dict):
         reading.report.update(timings)
-    for name in ("sglext", "meta_info"):
+    for name in ("sglext", "meta_info", "metrics"):
         if isinstance(value.get(name), dict):
-            reading.report[name] = value[name]
+            # SGLang sends two `sglext`: of cached tokens, and of speculation.
+            reading.report[name] = {**reading.report.get(name, {}), **value[name]}
 
 
 def _generated(choice: dict[str, Any]) -> list[tuple[Channel, str]]:
@@ -319,5 +320,6 @@ def conclude(
         text_sha256=hashlib.sha256(reading.text.encode("utf-8")).hexdigest() if chunks else None,
         timings=reading.report or None,
         reasons=judged.reasons,
+        retry_after=response.retry_after,
     )
     return Interpreted(outcome, reading, response)

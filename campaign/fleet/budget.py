@@ -26,6 +26,7 @@ from campaign.spec.models import Spec
 AGENT_MAY_SAY: Final = frozenset(
     {
         "phase_started",
+        "tokens_billed",
         "boot_started",
         "boot_ready",
         "boot_failed",
@@ -109,7 +110,7 @@ class BudgetPort(Protocol):
     """A BudgetController, or the actor that holds one. Everything it returns can be pickled."""
 
     async def admit_lease(
-        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int
+        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int, tokens_usd: int = 0
     ) -> LeaseGrant | Refusal: ...
     async def lease_opened(self, lease: str, handle: NodeHandle) -> list[Trip]: ...
     async def admit_extension(self, lease: str, deadline_utc_ns: int) -> Extension | Refusal: ...
@@ -146,7 +147,7 @@ class BudgetController:
     # --- leases
 
     async def admit_lease(
-        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int
+        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int, tokens_usd: int = 0
     ) -> LeaseGrant | Refusal:
         """Admit a lease of `max_ns` from now, or refuse it; either is one transaction of the ledger.
 
@@ -163,6 +164,7 @@ class BudgetController:
                 dead_man_ns=quote.dead_man_s * 1_000_000_000,
                 teardown_ns=quote.teardown_s * 1_000_000_000,
                 free_allowed=quote.free_allowed,
+                tokens_usd=MicroUsd(tokens_usd),
             )
             terms = machine.admit_lease(self._state, self._limits, ask, now)
             if isinstance(terms, Trip):
@@ -184,6 +186,7 @@ class BudgetController:
                         "teardown_ns": ask.teardown_ns,
                         "worst_usd_micro": terms.worst_usd,
                         "teardown_reserve_usd_micro": terms.teardown_reserve_usd,
+                        "tokens_usd_micro": tokens_usd,
                         "billing_from_utc_ns": now,
                         "deadline_utc_ns": deadline,
                         "price_source": quote.source,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from campaign.budget import machine
 from campaign.clock import Clock, SystemClock
+from campaign.engines.flags.spec import check_spec
 from campaign.engines.registry import get as get_engine
 from campaign.errors import BudgetRefused, UserError
 from campaign.fleet.create import create_run, install_id
@@ -55,6 +56,7 @@ def new_drive(
 ) -> Drive:
     """A new run: preflight, prompts pinned, folder written. Nothing has been spent yet."""
     clock, spec = SystemClock(), loaded.spec
+    check_spec(loaded).require()
     preflight(spec, plan)
     prompts = packs.load_all(loaded, base_dir)
     run_dir, created = create_run(loaded, plan, prompts, results, clock, only)

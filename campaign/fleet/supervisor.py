@@ -108,6 +108,7 @@ class Supervisor:
                 provider=self._provider.name,
                 quote=quote,
                 max_ns=int(self._job.plan.worst_seconds * 1e9),
+                tokens_usd=self._job.plan.tokens_usd,
             )
         except Exception as error:
             return self._failed(error)

@@ -94,6 +94,7 @@ PAYLOADS: Final[dict[str, frozenset[str]]] = {
     "lease_unreachable": frozenset({"lease", "why", "check_by_hand"}),
     "lease_settled": frozenset({"lease", "settled_usd_micro", "until_utc_ns", "proof"}),
     "phase_started": frozenset({"lease", "phase", "at_utc_ns"}),
+    "tokens_billed": frozenset({"lease", "usd_micro", "prompt_tokens", "completion_tokens"}),
     # --- the node
     "boot_started": frozenset({"boot_id", "arm", "arm_hash", "place", "port"}),
     "boot_ready": frozenset({"boot_id", "boot_ns", "provenance"}),

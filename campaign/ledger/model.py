@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from campaign.money import MicroUsd
+from campaign.money import NOTHING, MicroUsd
 from campaign.store.base import SealedFile
 
 RoundState = Literal["begun", "committed", "voided", "superseded"]
@@ -68,6 +68,10 @@ class Lease:
     agent_ended_at_utc_ns: int | None = None
     """When its session's agent said it was finished."""
     marks: tuple[PhaseMark, ...] = ()
+    tokens_reserve_usd: MicroUsd = NOTHING
+    """Most that tokens of priced endpoints may come to on this lease."""
+    tokens_usd: MicroUsd = NOTHING
+    """What they have come to so far."""
 
     @property
     def opened(self) -> bool:

@@ -154,7 +154,12 @@ def _rung_names(ladder: str, values: tuple[Any, ...]) -> list[str]:
     """`LADDER=VALUE`, usable in a file name; values that look alike once shortened are numbered."""
     names: list[str] = []
     for value in values:
-        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+        if isinstance(value, dict):  # what is set, words first: `ngram-breadth1-depth3`
+            said = {k: v for k, v in value.items() if v not in (None, False)}
+            words = [str(v) for v in said.values() if isinstance(v, str)]
+            text = "-".join([*words, *(f"{k}{v}" for k, v in said.items() if not isinstance(v, str))])
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
         short = _UNSAFE.sub("-", text).strip("-")[:40] or "empty"
         name, n = f"{ladder}={short}", 2
         while name in names:

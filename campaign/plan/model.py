@@ -8,7 +8,7 @@ requests are sent; it is committed as a whole or not at all.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from campaign.money import MicroUsd
+from campaign.money import NOTHING, MicroUsd
 from campaign.spec.models import Arm, Metric
 
 GroupKind = Literal["anchor", "ladder", "pair", "null", "aa"]
@@ -132,6 +132,8 @@ class SessionPlan:
     """The lease to its deadline, dead-man granularity and teardown reserve included."""
     worst_seconds: float
     """Length of the lease asked for: at most the node's `max_hours`."""
+    tokens_usd: MicroUsd = NOTHING
+    """Most that tokens of priced endpoints come to; part of `usd_worst`, and of `usd_expected` as expected."""
 
 
 @dataclass(frozen=True, slots=True)

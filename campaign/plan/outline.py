@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from campaign.money import MicroUsd
 from campaign.plan.cost import (
     CHEAP_BOOT_S,
     SETUP_S,
@@ -54,11 +55,13 @@ def outline(spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None 
     node = spec.sessions[name].node
     work = tuple(expand(spec, name) if drafts is None else drafts)
     chosen = [choose(spec, node, draft, price) for draft in work]
-    reference = choose(spec, node, anchor(spec), price)
-    groups = _with_anchors(spec, chosen, reference)
+    groups = tuple((c.draft.name, c) for c in chosen)
+    if spec.sessions[name].anchor:
+        groups = _with_anchors(spec, chosen, choose(spec, node, anchor(spec), price))
     setup_s = SETUP_S[spec.nodes[node].provider]
     work_s = sum(c.seconds for _, c in groups)
-    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates)
+    tokens = MicroUsd(sum(c.tokens_usd(spec) for _, c in groups))
+    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates, tokens)
     return Outline(name, node, price, setup_s, groups, terms)
 
 
@@ -115,6 +118,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
         usd_expected=terms.usd_expected,
         usd_worst=terms.usd_worst,
         worst_seconds=terms.lease_s,
+        tokens_usd=terms.tokens_usd,
     )
 
 

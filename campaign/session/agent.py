@@ -5,6 +5,7 @@ leaves nothing running. The same class runs in this process, in a Ray actor, and
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
@@ -12,6 +13,7 @@ from campaign.analysis.drift import judge
 from campaign.analysis.looks import take
 from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
+from campaign.engines import runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session.ports import Command, Control
@@ -63,6 +65,8 @@ class SessionAgent:
             self._mark("setup")
             node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
             ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
+            await self._require_telemetry()
+            await self._install()
             for group in ctx.plan.groups:
                 await self._group(group)
             state, reason = "done", ""
@@ -81,6 +85,35 @@ class SessionAgent:
             ctx.disk.shutdown()
             ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
         return state
+
+    # --- set-up
+
+    async def _require_telemetry(self) -> None:
+        """Trip where a reading that the spec requires is not there: before weights load, not after."""
+        wanted = self._ctx.spec.gates.require_telemetry
+        if not wanted:
+            return
+        now = self._ctx.clock.monotonic_ns()
+        window = await self._ctx.ports.telemetry.window(now - 60_000_000_000, now)
+        there = {re.sub(r"^gpu\d+_", "gpu_", name) for name, value in window.items() if value is not None}
+        for name in wanted:
+            if name not in there:
+                self._gate(
+                    "missing_input", "not there", f"require_telemetry: {name}", "telemetry of the node"
+                )
+
+    async def _install(self) -> None:
+        """Put the engines onto the node, each version into a venv of its own, before the first anchor."""
+        ctx = self._ctx
+        for name, runtime, patches in runtimes.needed(
+            (a.config for a in ctx.plan.arms.values()), ctx.spec.runtimes
+        ):
+            ctx.check()
+            ctx.progress.state = f"installing {name}"
+            done = await asyncio.to_thread(runtimes.install, runtime, name, patches=patches)
+            record = {"runtime": name, "packages": dict(done.packages), "seconds": done.seconds}
+            suffix = f"-{runtimes.folder(runtime, patches=patches).name}" if patches else ""
+            ctx.store.put_json("provenance", f"{ctx.who.session}/runtime-{name}{suffix}", record)
 
     # --- rounds
 

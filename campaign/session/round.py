@@ -14,10 +14,13 @@ from typing import Any, Protocol, TypeVar
 from campaign.budget.machine import Limits, Trip, errors_trip, limits, void_share_trip
 from campaign.client.base import Job, Outcome
 from campaign.clock import Clock
+from campaign.engines.api import TRIES, backoff_s, retry_after_s, tokens_usd_micro
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
 from campaign.ledger.events import NewEvent
+from campaign.money import MicroUsd
+from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
@@ -36,6 +39,10 @@ from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompts
 
 T = TypeVar("T")
+
+
+INERT_DRAFTS = 200
+"""Drafts of a round after which acceptance of exactly 1 is not believed."""
 
 
 class Stopped(Exception):
@@ -115,6 +122,11 @@ class SessionContext:
             raise Stopped(self.progress.command)
 
 
+def inert(drafts: int, refused_tokens: int) -> bool:
+    """Whether so many drafts without one refused token cannot be chance."""
+    return drafts >= INERT_DRAFTS and refused_tokens == 0
+
+
 class RoundRunner:
     """Runs one round of one group."""
 
@@ -127,6 +139,8 @@ class RoundRunner:
         self._writers: dict[str, CellWriter] = {}
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
+        self._drafting: dict[str, tuple[int, int]] = {}
+        """Arm -> drafts so far, and drafted tokens that were refused."""
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
@@ -180,6 +194,7 @@ class RoundRunner:
             cpus=() if self._group.design == "duet" else ctx.cpus,
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
+            runtime=ctx.spec.runtimes.get(arm.config.runtime or ""),
         )
         try:
             record = await self._unless_stopped(order)
@@ -296,25 +311,70 @@ class RoundRunner:
         before = await self._counters(boot.record.boot_id) if alone else None
         ctx.check()
         writer = self._writers[request.arm]
-        await self._on_disk(writer.begin, fields)
-        outcome = await self._ask(
-            make_job(
-                fields,
-                boot,
-                self._workload,
-                prompt,
-                engine.request_extras(boot.arm.config),
-                ctx.spec.gates.request_timeout.total_seconds(),
-                writer.sidecar_dir,
+        for refused in range(1, TRIES + 1):
+            await self._on_disk(writer.begin, fields)
+            outcome = await self._ask(
+                make_job(
+                    fields,
+                    boot,
+                    self._workload,
+                    prompt,
+                    engine.request_extras(boot.arm.config),
+                    ctx.spec.gates.request_timeout.total_seconds(),
+                    writer.sidecar_dir,
+                )
             )
-        )
+            self._bill_tokens(boot, outcome)
+            endpoint = boot.arm.config.api
+            if endpoint is None or outcome.http_status != 429 or refused == TRIES:
+                break
+            # Its row is kept, void; the pause lies between requests, and the next try is a request of its own.
+            row = make_row(fields, boot, prompt, outcome, None)
+            await self._on_disk(writer.finish, row)
+            await self._pause(backoff_s(endpoint, refused, retry_after_s(outcome.retry_after)))
+            fields = {**fields, "attempt": refused}
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
+        if row.drafts and row.drafted and row.accepted is not None:
+            drafts, refused_tokens = self._drafting.get(request.arm, (0, 0))
+            self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
         await self._judge(row, boot)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait between requests; a stop ends it."""
+        waited = 0.0
+        while waited < seconds:
+            self._ctx.check()
+            await self._ctx.clock.sleep(min(0.2, seconds - waited))
+            waited += 0.2
+        self._ctx.check()
+
+    def _bill_tokens(self, boot: Measured, outcome: Outcome) -> None:
+        """Put the price of a request's tokens into the ledger; where it is unknown, the most it can be."""
+        endpoint = boot.arm.config.api
+        if endpoint is None:
+            return
+        usage = outcome.usage
+        prompt, completion = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        unknown = prompt is None or completion is None
+        if unknown and outcome.http_status != 200 and outcome.first_ns is None:
+            return  # refused before anything was generated
+        if prompt is None or completion is None:
+            usd = request_tokens_usd(boot.arm.config, self._workload)
+        else:
+            usd = MicroUsd(tokens_usd_micro(endpoint, prompt, completion))
+        self._ctx.emit(
+            "tokens_billed",
+            lease=self._ctx.who.lease,
+            usd_micro=usd,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            arm=boot.arm.name,
+        )
 
     async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
         # An fsync in the event loop would delay the stamps of other requests in flight.
@@ -355,6 +415,8 @@ class RoundRunner:
     # --- the end
 
     async def _commit(self, start_ns: int) -> None:
+        await self._alone()
+        self._drafters_are_real()
         for arm, valid in self._rows.items():
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
@@ -369,6 +431,24 @@ class RoundRunner:
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    def _drafters_are_real(self) -> None:
+        """Every draft accepted, hundreds of times, is a drafter that nothing checks: the arm is invalid."""
+        for arm, (drafts, refused) in self._drafting.items():
+            spec = self._boots[arm].arm.config.speculation
+            if spec is not None and spec.simulated_acceptance is None and inert(drafts, refused):
+                why = f"{arm}: all of {drafts} drafts were accepted whole: the drafter is inert"
+                raise EngineError("not_effective", why)
+
+    async def _alone(self) -> None:
+        """A stranger on the GPUs of a cell makes its times somebody else's: the round is void."""
+        look = getattr(self._ctx.ports.host, "foreign", None)
+        for boot in self._boots.values():
+            if look is None or not boot.plan.gpus:
+                continue
+            found = await look(boot.record.boot_id)
+            if found:
+                raise EngineError("died", f"{boot.record.boot_id}: another process is on its GPUs: {found}")
 
     def _void(self, reason: str) -> None:
         for writer in self._writers.values():
