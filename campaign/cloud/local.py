@@ -50,13 +50,17 @@ class LocalProvider:
         )
 
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
-        quote = await self.quote(intent.node)
+        return self.expected(intent)
+
+    def expected(self, intent: LaunchIntent) -> NodeHandle:
+        if not isinstance(intent.node, LocalNode):
+            raise ProviderError("price", f"not a local node: {intent.node.provider}")
         return NodeHandle(
             lease=intent.lease,
             node_id=machine_id(),
-            usd_per_hour=quote.usd_per_hour,
-            granularity_s=quote.granularity_s,
-            price_source=quote.source,
+            usd_per_hour=micro(intent.node.usd_per_hour),
+            granularity_s=1,
+            price_source="declared",
             dead_men=(),
             ours=False,
             data={},

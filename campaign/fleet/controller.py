@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from campaign.clock import Clock
+from campaign.fleet.again import continued
 from campaign.fleet.budget import BudgetPort
+from campaign.fleet.reconcile import Reconciled, Scope
 from campaign.fleet.snapshot import SessionSnapshot, Snapshot
 from campaign.fleet.supervisor import SessionJob, SessionResult
 from campaign.ledger.events import NewEvent
@@ -14,6 +16,10 @@ from campaign.plan.model import CampaignPlan
 from campaign.store.layout import RunDir
 
 POLL_S = 0.5
+SWEEP_S = 60.0
+"""Between two passes of the reconcile."""
+MAX_DRAWS = 3
+"""Nodes drawn for one planned session: preempted, or slower than the reference from the first anchor on."""
 
 
 class PoolPort(Protocol):
@@ -23,6 +29,7 @@ class PoolPort(Protocol):
     async def snapshots(self) -> tuple[SessionSnapshot, ...]: ...
     async def results(self) -> tuple[SessionResult, ...]: ...
     async def stop(self, why: str, gate: str | None = None) -> None: ...
+    async def reconcile(self, scope: Scope) -> Reconciled: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,12 @@ class Controller:
         pool: PoolPort,
         clock: Clock,
         show: Callable[[Snapshot], None] = lambda _: None,
+        scope: Scope | None = None,
+        keep_plan: Callable[[CampaignPlan], str] = lambda _: "",
+        poll_s: float = POLL_S,
     ) -> None:
+        """`scope`: what to reconcile at start, every minute and at the end. `keep_plan`: stores a plan that has
+        grown by a session, and returns its hash."""
         self._run_dir, self._plan, self._budget, self._pool, self._clock = run_dir, plan, budget, pool, clock
         self._show = show
         self._waiting = list(jobs)
@@ -57,6 +69,10 @@ class Controller:
         self._stopping: str | None = None
         self._notes: list[str] = []
         self._started_ns = clock.monotonic_ns()
+        self._scope, self._keep_plan, self._poll_s = scope, keep_plan, poll_s
+        self._swept_ns: int | None = None
+        self._alarms: dict[str, str] = {}
+        self._draws: dict[str, int] = {}
 
     def ask_stop(self, why: str) -> None:
         """Called by the signal handler: stop at the next token, tear down, settle."""
@@ -67,6 +83,7 @@ class Controller:
         told = False
         while True:
             self._read_stop_file()
+            await self._sweep()
             if self._stopping and not told:
                 told = True
                 await self._budget.record(NewEvent("stop_asked", {"by": "user", "why": self._stopping}))
@@ -77,8 +94,24 @@ class Controller:
             await self._display()
             if not self._running and not started:
                 break
-            await self._clock.sleep(POLL_S)
+            await self._clock.sleep(self._poll_s)
+        await self._sweep(last=True)
         return self._ending()
+
+    async def _sweep(self, *, last: bool = False) -> None:
+        """Reconcile at the start, every minute, and at the end; what a person has to look at is kept."""
+        now = self._clock.monotonic_ns()
+        due = last or self._swept_ns is None or now - self._swept_ns >= SWEEP_S * 1e9
+        if self._scope is None or not due:
+            return
+        self._swept_ns = now
+        found = await self._pool.reconcile(self._scope)
+        self._alarms = {
+            f.node: f.detail + (f"; check by hand: {f.check_by_hand}" if f.check_by_hand else "")
+            for f in found.alarms
+        }
+        self._notes += [f"reconcile: {f.what} {f.node}: {f.detail}" for f in found.findings if f.what != "held"]
+        self._notes = self._notes[-50:]
 
     # --- sessions
 
@@ -104,8 +137,10 @@ class Controller:
                 self._refused.append((job, result))
                 continue
             settled = True
+            if result.ending in {"preempted", "bad_draw"} and await self._again(job, result):
+                continue
             self._end(result)
-            if result.ending in {"failed", "unreachable"}:
+            if result.ending in {"failed", "unreachable", "preempted"}:
                 self._waiting.clear()
         if self._stopping or not (self._running or settled):
             # Nothing will settle any more: what was refused stays refused.
@@ -116,8 +151,34 @@ class Controller:
             self._waiting += [job for job, _ in self._refused]
             self._refused.clear()
 
+    async def _again(self, job: SessionJob, result: SessionResult) -> bool:
+        """Plan what is left on another node, as a session of its own with its own anchors."""
+        root = job.plan.name.split(".draw", 1)[0]
+        draw = self._draws.get(root, 1) + 1
+        if draw > MAX_DRAWS or self._stopping:
+            return False
+        self._draws[root] = draw
+        state = await self._budget.state()
+        rest = continued(job.plan, state, f"{root}.draw{draw}")
+        self._note_end(result)
+        if rest is None:
+            return True
+        self._plan = replace(self._plan, sessions=(*self._plan.sessions, rest))
+        payload = {
+            "sessions": [rest.name],
+            "reason": f"{result.ending} of {job.plan.name}",
+            "plan_sha256": self._keep_plan(self._plan),
+            "continues": job.plan.name,
+        }
+        await self._budget.record(NewEvent("sessions_added", payload))
+        self._waiting.append(replace(job, plan=rest, attempts={}, done=()))
+        return True
+
     def _end(self, result: SessionResult) -> None:
         self._ended.append(result)
+        self._note_end(result)
+
+    def _note_end(self, result: SessionResult) -> None:
         self._notes.append(
             f"session {result.session}: {result.ending}{': ' + result.reason if result.reason else ''}"
         )
@@ -151,8 +212,10 @@ class Controller:
 
     def _ending(self) -> Ending:
         results = tuple(self._ended)
-        broken = next((r for r in results if r.ending in {"failed", "unreachable"}), None)
-        gated = next((r for r in results if r.ending in {"tripped", "refused"}), None)
+        broken = next((r for r in results if r.ending in {"failed", "unreachable", "preempted"}), None)
+        gated = next((r for r in results if r.ending in {"tripped", "refused", "bad_draw"}), None)
+        if self._alarms:
+            return Ending(4, "; ".join(f"{node}: {why}" for node, why in self._alarms.items()), results)
         if broken is not None:
             return Ending(broken.error_exit or 4, broken.reason, results)
         if gated is not None:

@@ -6,12 +6,12 @@ until the provider's own listing shows the node gone.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from campaign.budget.machine import Trip
 from campaign.clock import Clock
-from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Provider
+from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Provider, Quote
 from campaign.errors import CampaignError, ProviderError
 from campaign.fleet.budget import BudgetPort, LeaseGrant
 from campaign.fleet.snapshot import SessionSnapshot
@@ -20,10 +20,19 @@ from campaign.plan.model import SessionPlan
 from campaign.session.round import Progress
 from campaign.spec.models import Node
 
-Ending = Literal["done", "refused", "stopped", "tripped", "failed", "unreachable"]
+Ending = Literal["done", "refused", "stopped", "tripped", "failed", "unreachable", "preempted", "bad_draw"]
 
 DOWN_TRIES = 5
 DOWN_PAUSE_S = 2.0
+"""Doubled from try to try."""
+TICK_S = 1.0
+"""Between two looks at what time alone can trip."""
+OBSERVE_S = 30.0
+WAIT_FIRST_S, WAIT_MOST_S = 30.0, 600.0
+"""Pauses between launches while there is no capacity."""
+NEVER_BEGAN = frozenset({"capacity", "quota", "credentials", "refused"})
+"""Launch errors after which an empty listing means that no node ever was: nothing is billed."""
+DEAD_MEN_NEEDED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,7 @@ class SessionJob:
     attempts: Mapping[str, int]
     done: tuple[str, ...]
     overrides: tuple[str, ...] = ()
+    wait_for_capacity_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +66,14 @@ class SessionResult:
 class Supervisor:
     """One session, once."""
 
-    def __init__(self, job: SessionJob, budget: BudgetPort, provider: Provider, clock: Clock) -> None:
+    def __init__(
+        self, job: SessionJob, budget: BudgetPort, provider: Provider, clock: Clock, tick_s: float = TICK_S
+    ) -> None:
         self._job, self._budget, self._provider, self._clock = job, budget, provider, clock
+        self._tick_s = tick_s
         self._agent: AgentRun | None = None
         self._stop: tuple[str, str | None] | None = None
+        self._gone: str | None = None
         self._state = "waiting"
         self._deadline: int | None = None
 
@@ -90,39 +104,81 @@ class Supervisor:
     # --- the session
 
     async def run(self) -> SessionResult:
-        """Lease to settlement. Never raises: whatever happened is in the result and in the ledger."""
+        """Lease to settlement, waiting for capacity where the spec allows it.
+
+        Whatever happened is in the result and in the ledger.
+        """
+        started, pause = self._clock.monotonic_ns(), WAIT_FIRST_S
+        while True:
+            result, kind = await self._once()
+            waited = (self._clock.monotonic_ns() - started) / 1e9
+            if result.ending != "failed" or kind != "capacity":
+                return result
+            if self._stop is not None:
+                return SessionResult(result.session, "stopped", self._stop[0])
+            if waited + pause > self._job.wait_for_capacity_s:
+                return result
+            # Its lease is settled at nothing: while it waits, nothing bills and nothing is reserved.
+            self._state = "waiting"
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, WAIT_MOST_S)
+
+    async def _once(self) -> tuple[SessionResult, str | None]:
+        """One lease. Returns how it ended, and the kind of the launch error if that is why."""
         name = self._job.plan.name
         if self._stop is not None:
-            return SessionResult(name, "stopped", self._stop[0])
+            return SessionResult(name, "stopped", self._stop[0]), None
         quote = await self._provider.quote(self._job.node)
-        asked_ns = int(self._job.plan.worst_seconds * 1e9)
-        grant = await self._budget.admit_lease(
-            session=name,
-            node=self._job.plan.node,
-            provider=self._provider.name,
-            quote=quote,
-            max_ns=asked_ns,
-        )
+        missing = too_few_dead_men(quote.ours, quote.dead_men)
+        if missing is not None:
+            return SessionResult(name, "refused", missing, gate="dead_man"), None
+        grant = await self._grant(quote)
         if not isinstance(grant, LeaseGrant):
-            return SessionResult(name, "refused", grant.why, gate=grant.trip.gate)
+            return grant, None
         self._deadline = grant.deadline_utc_ns
-        handle: NodeHandle | None = None
+        intent, kind = self._intent(grant), None
+        handle = self._provider.expected(intent)
         try:
             self._state = "launching"
-            handle = await self._provider.launch(self._intent(grant))
-            for trip in await self._budget.lease_opened(grant.lease, handle):
+            handle = await self._provider.launch(intent)
+            trips = await self._budget.lease_opened(grant.lease, handle)
+            missing = too_few_dead_men(handle.ours, handle.dead_men)
+            if missing is not None:
+                trips = [*trips, Trip("dead_man", ", ".join(handle.dead_men) or "none", "2", missing, name)]
+            for trip in trips:
                 await self._tripped(trip)
-            self._state = "running"
-            result = await self._measure(grant, handle)
+            if self._stop is not None:
+                # A price or a dead-man that is not what was promised: down at once, nothing is started.
+                why, gate = self._stop
+                result = SessionResult(name, "tripped" if gate else "stopped", why, gate=gate)
+            else:
+                self._state = "running"
+                result = await self._bad_draw(await self._measure(intent, handle), handle)
+        except ProviderError as error:
+            kind = error.kind
+            ending: Ending = "preempted" if kind == "preempted" else "failed"
+            result = SessionResult(name, ending, str(error), error_exit=error.exit_code)
         except CampaignError as error:
             result = SessionResult(name, "failed", str(error), error_exit=error.exit_code)
         except Exception as error:
             result = SessionResult(name, "failed", repr(error), error_exit=70)
-        return await self._teardown(grant, handle, result)
+        return await self._teardown(grant, handle, result, never=kind in NEVER_BEGAN), kind
 
-    async def _measure(self, grant: LeaseGrant, handle: NodeHandle) -> SessionResult:
+    async def _grant(self, quote: Quote) -> LeaseGrant | SessionResult:
+        grant = await self._budget.admit_lease(
+            session=self._job.plan.name,
+            node=self._job.plan.node,
+            provider=self._provider.name,
+            quote=quote,
+            max_ns=int(self._job.plan.worst_seconds * 1e9),
+        )
+        if isinstance(grant, LeaseGrant):
+            return grant
+        return SessionResult(self._job.plan.name, "refused", grant.why, gate=grant.trip.gate)
+
+    async def _measure(self, intent: LaunchIntent, handle: NodeHandle) -> SessionResult:
         job = AgentJob(
-            intent=self._intent(grant),
+            intent=intent,
             plan=self._job.plan,
             spec_json=self._job.spec_json,
             attempts=dict(self._job.attempts),
@@ -132,25 +188,47 @@ class Supervisor:
         self._agent = await self._provider.run_agent(handle, job)
         if self._stop is not None:
             await self._agent.stop(*self._stop)
-        ticker = asyncio.create_task(self._tick())
+        watchers = [asyncio.create_task(self._tick()), asyncio.create_task(self._watch(handle, self._agent))]
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
                 last = event if event.type == "session_finished" else last
                 for trip in await self._budget.observe([event]):
                     await self._tripped(trip)
+        except ProviderError:
+            if self._gone is None and await self._provider.observe(handle) in {"gone", "preempted"}:
+                self._gone = "the node was taken away"
+            if self._gone is None:
+                raise
         finally:
-            ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
         return self._result(last)
 
     def _result(self, last: NewEvent | None) -> SessionResult:
         name = self._job.plan.name
         if last is None:
+            if self._stop is not None and self._stop[1] is not None:
+                return SessionResult(name, "tripped", self._stop[0], gate=self._stop[1])
+            if self._gone is not None:
+                return SessionResult(name, "preempted", self._gone, error_exit=4)
             return SessionResult(name, "failed", "the session agent ended without a word", error_exit=4)
         state, reason = last.payload["state"], last.payload["reason"]
         gate = self._stop[1] if self._stop else last.payload.get("gate")
         return SessionResult(name, state, reason, error_exit=last.payload.get("exit_code"), gate=gate)
+
+    async def _bad_draw(self, result: SessionResult, handle: NodeHandle) -> SessionResult:
+        """A rented node that is proven slower than the reference at its first anchor, before anything was paired."""
+        if not handle.ours or result.gate != "anchor_drift":
+            return result
+        name = self._job.plan.name
+        state = await self._budget.state()
+        anchors = {r.id for g in self._job.plan.groups if g.kind == "anchor" for r in g.rounds}
+        slower = any(a.session == name and a.position == "first" and a.data.get("ok") is False for a in state.anchors)
+        if slower and set(state.done(name)) <= anchors:
+            return replace(result, ending="bad_draw")
+        return result
 
     async def _tick(self) -> None:
         """Time passes: cost, deadline and silence are judged without waiting for the agent."""
@@ -158,7 +236,25 @@ class Supervisor:
             for trip in await self._budget.tick():
                 if trip.session in {None, self._job.plan.name}:
                     await self._tripped(trip)
-            await self._clock.sleep(1.0)
+            await self._clock.sleep(self._tick_s)
+
+    async def _watch(self, handle: NodeHandle, agent: AgentRun) -> None:
+        """Ask the provider whether the node is still there, and end the wait for one that is not."""
+        while True:
+            await self._clock.sleep(OBSERVE_S)
+            try:
+                seen = await self._provider.observe(handle)
+            except ProviderError:
+                continue  # unreachable: the heartbeat gate decides
+            if seen in {"gone", "preempted"}:
+                self._gone = "the node was taken away"
+                await agent.kill()
+                return
+            silent = self._stop is not None and self._stop[1] in {"heartbeat", "lease_time", "cost"}
+            if silent:
+                # It was told to stop at the last look already, and has had the time to do so.
+                await agent.kill()
+                return
 
     async def _tripped(self, trip: Trip) -> None:
         # A stop that a person asked for is in the ledger like a trip, but is none.
@@ -167,38 +263,36 @@ class Supervisor:
     # --- the way back
 
     async def _teardown(
-        self, grant: LeaseGrant, handle: NodeHandle | None, result: SessionResult
+        self, grant: LeaseGrant, handle: NodeHandle, result: SessionResult, *, never: bool
     ) -> SessionResult:
         self._state = "tearing down"
         await self._budget.mark_phase(grant.lease, "teardown")
         asked = {"lease": grant.lease, "why": result.reason or result.ending}
         await self._budget.record(NewEvent("lease_down_asked", asked, self._job.plan.name))
-        how, by_hand = "nothing was launched", ""
-        for _ in range(DOWN_TRIES):
-            if handle is None:
-                break
-            try:
-                await self._provider.down(handle)
-                proof = await self._provider.prove_down(handle)
-                how, by_hand = proof.how, proof.check_by_hand
-                if proof.gone:
-                    break
-            except ProviderError as error:
-                how = str(error)
-            await self._clock.sleep(DOWN_PAUSE_S)
-        else:
-            await self._budget.record(
-                NewEvent(
-                    "lease_unreachable",
-                    {"lease": grant.lease, "why": how, "check_by_hand": by_hand},
-                    self._job.plan.name,
-                )
-            )
-            return SessionResult(
-                self._job.plan.name, "unreachable", f"{how}; check by hand: {by_hand}", error_exit=4
-            )
-        await self._budget.settle(grant.lease, self._clock.utc_ns(), how)
+        if self._agent is not None and self._gone is None:
+            result = await self._fetch(handle, result)
+        proof = await take_down(self._provider, handle, self._clock)
+        if not proof.gone:
+            payload = {"lease": grant.lease, "why": proof.how, "check_by_hand": proof.by_hand}
+            await self._budget.record(NewEvent("lease_unreachable", payload, self._job.plan.name))
+            words = f"{proof.how}; it bills on in the ledger; check by hand: {proof.by_hand}"
+            return SessionResult(self._job.plan.name, "unreachable", words, error_exit=4)
+        state = await self._budget.state()
+        until = state.leases[grant.lease].billing_from_utc_ns if never else self._clock.utc_ns()
+        how = f"never began: {result.reason}; {proof.how}" if never else proof.how
+        await self._budget.settle(grant.lease, until, how)
         self._state = result.ending
+        return result
+
+    async def _fetch(self, handle: NodeHandle, result: SessionResult) -> SessionResult:
+        """Bring what is still on the node, before it is ended. The node is ended all the same."""
+        try:
+            await self._provider.fetch(handle, self._job.run_dir)
+        except CampaignError as error:
+            if result.ending == "done":
+                return replace(
+                    result, ending="failed", reason=f"rows were not brought: {error}", error_exit=4
+                )
         return result
 
     def _intent(self, grant: LeaseGrant) -> LaunchIntent:
@@ -213,3 +307,49 @@ class Supervisor:
             deadline_utc_ns=grant.deadline_utc_ns,
             run_dir=self._job.run_dir,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of taking a node down."""
+
+    gone: bool
+    how: str
+    by_hand: str
+
+
+async def take_down(
+    provider: Provider, handle: NodeHandle, clock: Clock, tries: int = DOWN_TRIES, pause_s: float = DOWN_PAUSE_S
+) -> Ended:
+    """Take a node down until the provider's own listing shows it gone, at most `tries` times.
+
+    A `down` that returns is no proof, and one that fails is no proof of the contrary: the listing decides.
+    """
+    how, by_hand = "", ""
+    for attempt in range(tries):
+        try:
+            await provider.down(handle)
+        except ProviderError as error:
+            how = str(error)
+        try:
+            proof = await provider.prove_down(handle)
+            by_hand = proof.check_by_hand or by_hand
+            if proof.gone:
+                return Ended(True, proof.how, by_hand)
+            how = how or proof.how
+        except ProviderError as error:
+            how = str(error)
+        if attempt < tries - 1:
+            await clock.sleep(pause_s * 2**attempt)
+    return Ended(False, how, by_hand or f"look for node {handle.node_id} of provider {provider.name}")
+
+
+def too_few_dead_men(ours: bool, dead_men: tuple[str, ...]) -> str | None:  # noqa: FBT001  # reads as a sentence at its calls
+    """Why a node may not be used: nobody but us would end it. None where it may."""
+    if not ours or len(set(dead_men)) >= DEAD_MEN_NEEDED:
+        return None
+    have = ", ".join(dead_men) or "none"
+    return (
+        f"only {have} would end this node if the controller died; {DEAD_MEN_NEEDED} effective dead-men are needed. "
+        "`campaign doctor` shows them for every cloud"
+    )
