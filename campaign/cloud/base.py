@@ -76,6 +76,22 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """One lease, as it was granted; goes to the node as JSON."""
+
+    lease: str
+    session: str
+    node: str
+    provider: str
+    usd_per_hour_micro: int
+    granularity_s: int
+    billing_from_utc_ns: int
+    deadline_utc_ns: int
+    worst_usd_micro: int
+    teardown_reserve_usd_micro: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentJob:
     """What the session agent is to do on the node."""
 
@@ -89,6 +105,8 @@ class AgentJob:
     """Round ids already committed."""
     overrides: tuple[str, ...] = ()
     """Gates a person has overridden, with the reason in the ledger."""
+    terms: LeaseTerms | None = None
+    """The lease as it stands after the launch, for an agent that keeps a budget of its own."""
 
 
 @runtime_checkable
@@ -140,10 +158,10 @@ class Provider(Protocol):
         """Start the session agent on the node."""
         ...
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None:
-        """Bring rows and journals to `run_dir`; a no-op where they are already there.
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        """Bring rows and journals to `run_dir`; returns the whole events of the agent's journal, for merging.
 
-        Raises ProviderError where the node cannot be reached; what was brought so far stays whole.
+        Nothing to do, and nothing returned, where they are written there in the first place. Raises ProviderError where the node cannot be reached; what was brought so far stays whole.
         """
         ...
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Proof, Quote
 from campaign.errors import ProviderError
+from campaign.ledger.events import NewEvent
 from campaign.money import micro
 from campaign.spec.models import LocalNode, Node
 
@@ -74,8 +75,9 @@ class LocalProvider:
         self._agents[handle.lease] = agent
         return agent
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None:
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:  # noqa: ARG002  # contract
         """Nothing to do: the agent writes into the run folder itself."""
+        return ()
 
     async def down(self, handle: NodeHandle) -> None:
         agent = self._agents.pop(handle.lease, None)

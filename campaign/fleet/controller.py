@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from campaign.clock import Clock
-from campaign.fleet.again import continued
+from campaign.fleet.again import continued, draw_of, root_of
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.reconcile import Reconciled, Scope
 from campaign.fleet.snapshot import SessionSnapshot, Snapshot
@@ -72,7 +72,6 @@ class Controller:
         self._scope, self._keep_plan, self._poll_s = scope, keep_plan, poll_s
         self._swept_ns: int | None = None
         self._alarms: dict[str, str] = {}
-        self._draws: dict[str, int] = {}
 
     def ask_stop(self, why: str) -> None:
         """Called by the signal handler: stop at the next token, tear down, settle."""
@@ -153,13 +152,11 @@ class Controller:
 
     async def _again(self, job: SessionJob, result: SessionResult) -> bool:
         """Plan what is left on another node, as a session of its own with its own anchors."""
-        root = job.plan.name.split(".draw", 1)[0]
-        draw = self._draws.get(root, 1) + 1
+        draw = draw_of(job.plan.name) + 1
         if draw > MAX_DRAWS or self._stopping:
             return False
-        self._draws[root] = draw
         state = await self._budget.state()
-        rest = continued(job.plan, state, f"{root}.draw{draw}")
+        rest = continued(job.plan, state, f"{root_of(job.plan.name)}.draw{draw}")
         self._note_end(result)
         if rest is None:
             return True

@@ -4,29 +4,12 @@ The controller hands over the terms of one lease. The node may not spend past th
 but by a signed extension; silence never extends.
 """
 
-from dataclasses import dataclass
-
 from campaign.budget import machine
 from campaign.budget.rules import Limits
 from campaign.clock import Clock
+from campaign.cloud.base import LeaseTerms
 from campaign.ledger.events import Event, NewEvent
 from campaign.ledger.state import RunState, apply
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTerms:
-    """One lease, as it was granted; goes to the node as JSON."""
-
-    lease: str
-    session: str
-    node: str
-    provider: str
-    usd_per_hour_micro: int
-    granularity_s: int
-    billing_from_utc_ns: int
-    deadline_utc_ns: int
-    worst_usd_micro: int
-    teardown_reserve_usd_micro: int
 
 
 class NodeBudget:

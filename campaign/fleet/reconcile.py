@@ -15,6 +15,7 @@ from campaign.fleet.budget import BudgetPort
 from campaign.fleet.supervisor import take_down
 from campaign.ledger.events import NewEvent
 from campaign.ledger.model import Lease
+from campaign.money import MicroUsd, bill
 from campaign.spec.models import Node
 
 SWEEP_TRIES = 2
@@ -116,7 +117,10 @@ class Reconciler:
         held = (await self._budget.state()).leases[lease.id]
         if not held.settled and not held.marks:
             await self._budget.mark_phase(lease.id, "lost")
-        settled = await self._budget.settle(lease.id, self._clock.utc_ns(), f"reconcile: {ended.how}")
+        now = self._clock.utc_ns()
+        settled = await self._budget.settle(
+            lease.id, now, f"reconcile: {ended.how}", _at_most(held, now) if not held.opened else None
+        )
         return Finding(
             "settled", handle.node_id, f"lease {lease.id}: {ended.how}", usd_micro=settled.usd
         )
@@ -124,7 +128,7 @@ class Reconciler:
     async def _save(self, provider: Provider, handle: NodeHandle) -> None:
         """Bring rows and the agent's journal before the node is ended; it is ended all the same."""
         try:
-            await provider.fetch(handle, self._scope.run_dir)
+            await self._budget.observe(await provider.fetch(handle, self._scope.run_dir))
         except CampaignError:
             return
 
@@ -196,3 +200,10 @@ class Reconciler:
             return (await provider.prove_down(handle)).check_by_hand
         except (ProviderError, LedgerError):
             return ""
+
+
+def _at_most(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
+    """The bill of a launch whose answer never came: nobody said what it costs, so it costs the most it may."""
+    if lease.max_usd_per_hour is None:
+        return None
+    return bill(lease.max_usd_per_hour, now_utc_ns - lease.billing_from_utc_ns, lease.granularity_s)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from campaign.budget.machine import Trip
 from campaign.clock import Clock
-from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Provider, Quote
+from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, LeaseTerms, NodeHandle, Provider, Quote
 from campaign.errors import CampaignError, ProviderError
 from campaign.fleet.budget import BudgetPort, LeaseGrant
 from campaign.fleet.snapshot import SessionSnapshot
@@ -184,6 +184,7 @@ class Supervisor:
             attempts=dict(self._job.attempts),
             done=self._job.done,
             overrides=self._job.overrides,
+            terms=await self._terms(intent.lease),
         )
         self._agent = await self._provider.run_agent(handle, job)
         if self._stop is not None:
@@ -205,6 +206,23 @@ class Supervisor:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
         return self._result(last)
+
+    async def _terms(self, lease: str) -> LeaseTerms | None:
+        held = (await self._budget.state()).leases[lease]
+        if held.usd_per_hour is None or held.worst_usd is None or held.deadline_utc_ns is None:
+            return None
+        return LeaseTerms(
+            lease=lease,
+            session=self._job.plan.name,
+            node=held.node,
+            provider=held.provider,
+            usd_per_hour_micro=held.usd_per_hour,
+            granularity_s=held.granularity_s,
+            billing_from_utc_ns=held.billing_from_utc_ns,
+            deadline_utc_ns=held.deadline_utc_ns,
+            worst_usd_micro=held.worst_usd,
+            teardown_reserve_usd_micro=held.teardown_reserve_usd or 0,
+        )
 
     def _result(self, last: NewEvent | None) -> SessionResult:
         name = self._job.plan.name
@@ -287,12 +305,17 @@ class Supervisor:
     async def _fetch(self, handle: NodeHandle, result: SessionResult) -> SessionResult:
         """Bring what is still on the node, before it is ended. The node is ended all the same."""
         try:
-            await self._provider.fetch(handle, self._job.run_dir)
+            events = await self._provider.fetch(handle, self._job.run_dir)
+            await self._budget.observe(events)
         except CampaignError as error:
             if result.ending == "done":
                 return replace(
                     result, ending="failed", reason=f"rows were not brought: {error}", error_exit=4
                 )
+            return result
+        last = events[-1] if events else None
+        if result.ending == "failed" and last is not None and last.type == "session_finished":
+            return self._result(last)  # the line was cut; the agent had gone on to its end
         return result
 
     def _intent(self, grant: LeaseGrant) -> LaunchIntent:

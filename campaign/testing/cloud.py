@@ -15,7 +15,7 @@ from campaign.clock import Clock
 from campaign.cloud import deadmen, naming
 from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
 from campaign.errors import ProviderError
-from campaign.fleet.node_budget import LeaseTerms, NodeBudget
+from campaign.fleet.node_budget import NodeBudget
 from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd, bill, micro
 from campaign.spec.models import Node, SkyNode
@@ -152,11 +152,8 @@ async def sim_agent(cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limit
         node.journal.append(event)
         budget.observe(event)
 
-    terms = LeaseTerms(
-        job.intent.lease, name, job.intent.node_name, "sky", node.usd_per_hour, 1, node.created_utc_ns,
-        job.intent.deadline_utc_ns, 10**12, 0,
-    )  # fmt: skip
-    budget = NodeBudget(terms, limits, clock)
+    assert job.terms is not None
+    budget = NodeBudget(job.terms, limits, clock)
     state, reason = "done", ""
     emit("session_started", lease=node.lease, plan_sha256=None)
     if mode == "silent":
@@ -338,12 +335,13 @@ class SimulatedProvider:
         node.agent = asyncio.create_task(sim_agent(self.cloud, node, job, self._limits, fault))
         return SimAgentRun(self, node, self._poll_s)
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None:  # noqa: ARG002  # contract
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:  # noqa: ARG002  # contract
         self.step("fetch")
         node = self.cloud.nodes.get(handle.node_id)
         if self.cloud.fault("fetch") is not None or node is None or node.ended_utc_ns is not None or node.unreachable:
             raise ProviderError("unreachable", "the node cannot be read")
         self.bring(node)
+        return list(node.journal)
 
     def bring(self, node: SimNode) -> None:
         """Copy what is sealed on the node, and its journal."""

@@ -105,7 +105,8 @@ class ScriptedProvider:
         self.agents.append(agent)
         return agent
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None: ...
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        return ()
 
     async def down(self, handle: NodeHandle) -> None:
         self.calls.append(f"down {handle.lease}")
