@@ -22,6 +22,8 @@ VERBS = {
     "report": "Verdicts, anchors and spend: terminal, HTML, Markdown or JSON.",
     "spend": "Where the dollars went.",
     "stop": "Ask a running campaign to stop, tear down and settle.",
+    "reconcile": "Take down and bill what dead controllers left behind; for cron.",
+    "doctor": "What could be rented for a file, at what price, and what would end it; launches nothing.",
 }
 
 

@@ -105,7 +105,12 @@ TABLE: Final[dict[str, DeadMen]] = {
         credential="the API key that SkyPilot uploads",
     ),
     "nebius": DeadMen(
-        "terminates", _TERMINATES, "ineffective", "not known", _OFF, credential="the key file SkyPilot uploads"
+        "terminates",
+        _TERMINATES,
+        "ineffective",
+        "not known",
+        _OFF,
+        credential="the key file SkyPilot uploads",
     ),
     "runpod": DeadMen(
         "terminates", _TERMINATES, "ineffective", "not known", _OFF, credential="the API key SkyPilot uploads"

@@ -21,7 +21,9 @@ def continued(plan: SessionPlan, state: RunState, name: str) -> SessionPlan | No
     done = set(state.done(plan.name))
     groups = []
     for group in plan.groups:
-        rounds = group.rounds if group.kind == "anchor" else tuple(r for r in group.rounds if r.id not in done)
+        rounds = (
+            group.rounds if group.kind == "anchor" else tuple(r for r in group.rounds if r.id not in done)
+        )
         if rounds:
             share = len(rounds) / len(group.rounds)
             groups.append(
@@ -82,7 +84,9 @@ def rest_of(plan: CampaignPlan, state: RunState, stays: frozenset[str]) -> Rest:
             added.append(rest)
             reason = f"the node of {session.name} is gone"
             events.append(
-                NewEvent("sessions_added", {"sessions": [rest.name], "reason": reason, "continues": session.name})
+                NewEvent(
+                    "sessions_added", {"sessions": [rest.name], "reason": reason, "continues": session.name}
+                )
             )
     return Rest(replace(plan, sessions=(*plan.sessions, *added)), tuple(sessions), tuple(events))
 

@@ -109,7 +109,9 @@ class Controller:
             f.node: f.detail + (f"; check by hand: {f.check_by_hand}" if f.check_by_hand else "")
             for f in found.alarms
         }
-        self._notes += [f"reconcile: {f.what} {f.node}: {f.detail}" for f in found.findings if f.what != "held"]
+        self._notes += [
+            f"reconcile: {f.what} {f.node}: {f.detail}" for f in found.findings if f.what != "held"
+        ]
         self._notes = self._notes[-50:]
 
     # --- sessions

@@ -121,9 +121,7 @@ class Reconciler:
         settled = await self._budget.settle(
             lease.id, now, f"reconcile: {ended.how}", _at_most(held, now) if not held.opened else None
         )
-        return Finding(
-            "settled", handle.node_id, f"lease {lease.id}: {ended.how}", usd_micro=settled.usd
-        )
+        return Finding("settled", handle.node_id, f"lease {lease.id}: {ended.how}", usd_micro=settled.usd)
 
     async def _save(self, provider: Provider, handle: NodeHandle) -> None:
         """Bring rows and the agent's journal before the node is ended; it is ended all the same."""

@@ -1,15 +1,21 @@
 """What `run`, `resume` and `rerun` have in common: from a file or a folder to something to drive."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 
 from campaign.clock import Clock, SystemClock
+from campaign.cloud.base import Provider
 from campaign.engines.registry import get as get_engine
 from campaign.errors import UserError
+from campaign.fleet.again import rest_of
+from campaign.fleet.budget import BudgetController
 from campaign.fleet.create import create_run, install_id
-from campaign.fleet.drive import Drive
+from campaign.fleet.drive import Drive, keep_plan, remote_providers, scope_of
+from campaign.fleet.reconcile import Reconciled, Reconciler
 from campaign.fleet.recover import agent_events, left_to_do, settle_abandoned, supersede
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
@@ -25,7 +31,7 @@ from campaign.store.folder import FolderStore
 from campaign.store.layout import RunDir
 from campaign.workloads import packs
 
-DRIVEN = frozenset({"local"})
+DRIVEN = frozenset({"local", "sky"})
 """Providers this version can rent from or run on."""
 
 
@@ -64,6 +70,7 @@ def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock |
     clock = clock or SystemClock()
     canonical = run_dir.canonical.read_bytes()
     spec, plan = parse_canonical(canonical), codec.load(run_dir.plan.read_bytes())
+    reconcile_run(run_dir, spec, clock)
     with Ledger.open(run_dir, clock) as ledger:
         ledger.append(*agent_events(run_dir))
         ledger.append(*supersede(FolderStore(run_dir), fold(ledger.events())))
@@ -71,12 +78,42 @@ def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock |
         state = fold(ledger.events())
     run_dir.stop_file.unlink(missing_ok=True)
     left = left_to_do(state, plan)
-    sessions = [s for s in plan.sessions if s.name not in left.finished]
+    stays = frozenset(name for name, node in spec.nodes.items() if node.provider == "local")
+    rest = rest_of(plan, state, stays)
+    if rest.added:
+        keep_plan(run_dir, rest.plan)
+    plan, sessions = rest.plan, rest.sessions
     gates = [*(o.gate for o in state.overridden), *gates_of(overrides)]
     jobs = make_jobs(
         run_dir, canonical, sessions, spec, done=left.done, attempts=left.attempts, overrides=gates
     )
-    return Drive(run_dir, spec, plan, jobs, list(overrides), create=False)
+    return Drive(run_dir, spec, plan, jobs, [*rest.added, *overrides], create=False)
+
+
+def reconcile_run(
+    run_dir: RunDir,
+    spec: Spec,
+    clock: Clock,
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
+    providers: Mapping[str, Provider] | None = None,
+) -> Reconciled:
+    """Take down and settle what a dead controller left on nodes that are not this machine, rows first.
+
+    Raises LedgerLocked where the controller is alive: its leases are its own.
+    """
+    scope = scope_of(run_dir, spec)
+    if not scope.providers:
+        return Reconciled()
+
+    async def work() -> Reconciled:
+        budget = BudgetController(Ledger.open(run_dir, clock), clock, spec)
+        try:
+            given = remote_providers() if providers is None else providers
+            return await Reconciler(budget, given, scope, clock, known_elsewhere=elsewhere).run()
+        finally:
+            await budget.close()
+
+    return asyncio.run(work())
 
 
 def rerun_drive(run_dir: RunDir, pair: str) -> Drive:
@@ -122,6 +159,10 @@ def only(spec: Spec, pair: str) -> Spec:
     return spec.model_copy(update={"sessions": sessions})
 
 
+def _seconds(wait: timedelta | None) -> float:
+    return 0.0 if wait is None else wait.total_seconds()
+
+
 def gates_of(overrides: Sequence[NewEvent]) -> list[str]:
     """The gates that override events name."""
     return [event.payload["gate"] for event in overrides]
@@ -143,6 +184,7 @@ def make_jobs(
             run=run_dir.name,
             campaign=spec.campaign,
             install_id=install_id(),
+            wait_for_capacity_s=_seconds(spec.budget.wait_for_capacity),
             run_dir=str(run_dir.root),
             plan=session,
             node=spec.nodes[session.node],

@@ -136,7 +136,8 @@ class Supervisor:
         if not isinstance(grant, LeaseGrant):
             return grant, None
         self._deadline = grant.deadline_utc_ns
-        intent, kind = self._intent(grant), None
+        intent = self._intent(grant)
+        kind: str | None = None
         handle = self._provider.expected(intent)
         try:
             self._state = "launching"
@@ -147,9 +148,9 @@ class Supervisor:
                 trips = [*trips, Trip("dead_man", ", ".join(handle.dead_men) or "none", "2", missing, name)]
             for trip in trips:
                 await self._tripped(trip)
-            if self._stop is not None:
+            if self._stopped() is not None:
                 # A price or a dead-man that is not what was promised: down at once, nothing is started.
-                why, gate = self._stop
+                why, gate = self._stopped() or ("", None)
                 result = SessionResult(name, "tripped" if gate else "stopped", why, gate=gate)
             else:
                 self._state = "running"
@@ -163,6 +164,9 @@ class Supervisor:
         except Exception as error:
             result = SessionResult(name, "failed", repr(error), error_exit=70)
         return await self._teardown(grant, handle, result, never=kind in NEVER_BEGAN), kind
+
+    def _stopped(self) -> tuple[str, str | None] | None:
+        return self._stop
 
     async def _grant(self, quote: Quote) -> LeaseGrant | SessionResult:
         grant = await self._budget.admit_lease(
@@ -243,7 +247,9 @@ class Supervisor:
         name = self._job.plan.name
         state = await self._budget.state()
         anchors = {r.id for g in self._job.plan.groups if g.kind == "anchor" for r in g.rounds}
-        slower = any(a.session == name and a.position == "first" and a.data.get("ok") is False for a in state.anchors)
+        slower = any(
+            a.session == name and a.position == "first" and a.data.get("ok") is False for a in state.anchors
+        )
         if slower and set(state.done(name)) <= anchors:
             return replace(result, ending="bad_draw")
         return result
@@ -342,7 +348,11 @@ class Ended:
 
 
 async def take_down(
-    provider: Provider, handle: NodeHandle, clock: Clock, tries: int = DOWN_TRIES, pause_s: float = DOWN_PAUSE_S
+    provider: Provider,
+    handle: NodeHandle,
+    clock: Clock,
+    tries: int = DOWN_TRIES,
+    pause_s: float = DOWN_PAUSE_S,
 ) -> Ended:
     """Take a node down until the provider's own listing shows it gone, at most `tries` times.
 

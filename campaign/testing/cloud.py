@@ -20,6 +20,9 @@ from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd, bill, micro
 from campaign.spec.models import Node, SkyNode
 
+BEAT_S = 30.0
+"""Between two heartbeats of a simulated agent."""
+
 Fault = str
 """One of FAULTS[call], or None for none."""
 
@@ -113,7 +116,9 @@ class SimCloud:
         until = self.clock.utc_ns() if node.ended_utc_ns is None else node.ended_utc_ns
         return bill(node.usd_per_hour, until - node.created_utc_ns, self.granularity_s)
 
-    def foreign(self, name: str, install_id: str = "ffffffffffff", deadline_utc_ns: int | None = None) -> SimNode:
+    def foreign(
+        self, name: str, install_id: str = "ffffffffffff", deadline_utc_ns: int | None = None
+    ) -> SimNode:
         """Somebody else's node."""
         return self.create(
             SimNode(name, "?", install_id, self.usd_per_hour, self.clock.utc_ns(), deadline_utc_ns)
@@ -140,7 +145,9 @@ class SimCloud:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def sim_agent(cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limits, mode: Fault | None) -> None:
+async def sim_agent(
+    cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limits, mode: Fault | None
+) -> None:
     """A session agent on a simulated node: admits by its own copy of the budget, journals, and stops at its lease.
 
     It measures nothing: a round takes time and leaves one file of rows.
@@ -171,8 +178,8 @@ async def sim_agent(cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limit
             emit("round_started", round_id=round_.id, attempt=attempt)
             left = cloud.round_s()
             while left > 0 and node.stop is None and clock.utc_ns() < job.intent.deadline_utc_ns:
-                await clock.sleep(min(10.0, left))
-                left -= 10.0
+                await clock.sleep(min(BEAT_S, left))
+                left -= BEAT_S
                 emit("agent_heartbeat", cell=round_.id, done=1, total=1)
                 if mode == "hung":
                     await clock.sleep(10**9)
@@ -279,7 +286,9 @@ class SimulatedProvider:
     def _handle(self, name: str, lease: str, deadline_utc_ns: int | None) -> NodeHandle:
         both = (deadmen.AUTODOWN, deadmen.NODE_TIMER)
         data = {"deadline_utc_ns": deadline_utc_ns}
-        return NodeHandle(lease, name, self.cloud.usd_per_hour, self.cloud.granularity_s, "quoted", both, True, data)
+        return NodeHandle(
+            lease, name, self.cloud.usd_per_hour, self.cloud.granularity_s, "quoted", both, True, data
+        )
 
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
         self.step("launch")
@@ -338,7 +347,12 @@ class SimulatedProvider:
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:  # noqa: ARG002  # contract
         self.step("fetch")
         node = self.cloud.nodes.get(handle.node_id)
-        if self.cloud.fault("fetch") is not None or node is None or node.ended_utc_ns is not None or node.unreachable:
+        if (
+            self.cloud.fault("fetch") is not None
+            or node is None
+            or node.ended_utc_ns is not None
+            or node.unreachable
+        ):
             raise ProviderError("unreachable", "the node cannot be read")
         self.bring(node)
         return list(node.journal)

@@ -36,7 +36,7 @@ from campaign.testing.clock import VirtualClock
 from campaign.testing.cloud import FAULTS, SimCloud, SimulatedProvider
 
 INSTALL = "0123456789ab"
-TICK_S, POLL_S = 15.0, 10.0
+TICK_S, POLL_S = 20.0, 15.0
 MAX_LIVES = 6
 
 SPEC = """
@@ -141,11 +141,15 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)  # noqa: S311  # reproducible, not secret
         self.out = Outcome(seed)
-        self.clock = VirtualClock()
+        self.clock = VirtualClock(idle_turns=10)
         spec, plan, self.canonical = _template()
         rng = self.rng
         worst = sum(s.usd_worst for s in plan.sessions)
-        self.cap = micro(rng.choice([1, 1, 2, 4])) if rng.random() < 0.05 else MicroUsd(int(worst * rng.uniform(0.4, 2)))
+        self.cap = (
+            micro(rng.choice([1, 1, 2, 4]))
+            if rng.random() < 0.05
+            else MicroUsd(int(worst * rng.uniform(0.4, 2)))
+        )
         self.spec = spec.model_copy(
             update={"budget": spec.budget.model_copy(update={"cap_usd": _dollars(self.cap)})}
         )
@@ -216,7 +220,8 @@ class World:
 
     async def _life(self, process: Process, *, first: bool) -> Ending:
         controller = await self._guarded(process, self._start(process, first=first))
-        return await self._guarded(process, controller.run())
+        ending: Ending = await self._guarded(process, controller.run())
+        return ending
 
     async def _guarded(self, process: Process, work: Any) -> Any:
         """Run until it is done or its process is dead; then nothing of it runs on."""
@@ -270,7 +275,7 @@ class World:
 
     def _provider(self, step: Callable[[str], None]) -> SimulatedProvider:
         return SimulatedProvider(
-            self.cloud, self.limits, store=self.store, journals=self.journals, step=step, poll_s=10.0
+            self.cloud, self.limits, store=self.store, journals=self.journals, step=step, poll_s=15.0
         )
 
     def _scope(self) -> Scope:
@@ -357,7 +362,11 @@ class World:
             if g.kind != "anchor"
             for r in g.rounds
         }
-        got = [(root_of(s), r) for (s, r), x in state.rounds.items() if x.state == "committed" and "anchor" not in r]
+        got = [
+            (root_of(s), r)
+            for (s, r), x in state.rounds.items()
+            if x.state == "committed" and "anchor" not in r
+        ]
         if set(got) != planned:
             self._problem("rows_lost", f"rounds {sorted(planned ^ set(got))} differ from an unbroken run")
         for twice in {g for g in got if got.count(g) > 1}:
@@ -372,7 +381,11 @@ class World:
             session = source.removeprefix("agent:")
             for event in journal:
                 key = (session, event.payload.get("round_id", ""), event.payload.get("attempt", 0))
-                if event.type == "round_committed" and state.attempt_states.get(key) != "committed" and not self.out.crashes:
+                if (
+                    event.type == "round_committed"
+                    and state.attempt_states.get(key) != "committed"
+                    and not self.out.crashes
+                ):
                     self._problem("rows_lost", f"{key} was brought and not merged")
 
     def _problem(self, what: str, text: str) -> None:
@@ -430,7 +443,16 @@ class Totals:
     def add(self, out: Outcome) -> None:
         """Count one campaign."""
         self.campaigns += 1
-        for name in ("faults", "nodes", "leaked", "over_cap", "rows_lost", "duplicated", "unreachable", "crashes"):
+        for name in (
+            "faults",
+            "nodes",
+            "leaked",
+            "over_cap",
+            "rows_lost",
+            "duplicated",
+            "unreachable",
+            "crashes",
+        ):
             setattr(self, name, getattr(self, name) + getattr(out, name))
         self.finished += out.finished
         if out.bad:
