@@ -7,7 +7,7 @@ home=$(getent passwd "$(id -un)" | cut -d: -f6)
 folder=$home/.campaign/$CAMPAIGN_NODE
 mkdir -p "$folder/control" "$folder/run"
 chmod 700 "$folder"
-files=~/.campaign-node
+files=$(cd ~/.campaign-node && pwd)
 python=
 for candidate in python3.12 python3.13 python3.11 /usr/bin/python3 python3; do
   if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then python=$candidate; break; fi
@@ -29,7 +29,7 @@ setup)
   timer
   # The cache is the account's: the next lease on this node, or on this shared home, finds it.
   export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.cache/campaign-uv}
-  bash "$files/node_setup.sh" "$folder/venv" "$CAMPAIGN_REQUIREMENT" "$files/constraints.txt"
+  bash "$files/node_setup.sh" "$folder/venv" "${CAMPAIGN_REQUIREMENT/@FILES@/$files}" "$files/constraints.txt"
   for extra in $CAMPAIGN_NO_DEPS; do
     uv=$(command -v uv || command -v uv-real || true)
     if [ -n "$uv" ]; then "$uv" pip install --quiet --no-deps --python "$folder/venv/bin/python" "$extra"

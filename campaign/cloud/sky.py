@@ -33,6 +33,8 @@ from campaign.store.layout import RunDir, flat
 POLL_S = 3.0
 LINE_TRIES = 5
 """Polls of the agent's journal that may fail in a row before the line counts as cut."""
+SETUP_S = 1800.0
+"""The longest that installing the runtime may take; the lease may end it sooner."""
 PROVISION_MARGIN_S = 300.0
 """Autodown counts from the end of provisioning; until it is set anew after the launch, it is set short by this much."""
 
@@ -120,7 +122,7 @@ class SkyProvider:
         if built is not None:
             mounts[f"{there}/{built.name}"] = str(built)
         task.set_file_mounts(mounts)
-        wheel_there = f"$HOME/.campaign-node/{built.name}" if built is not None else None
+        wheel_there = f"@FILES@/{built.name}" if built is not None else None
         task.update_envs(
             {
                 "CAMPAIGN_NODE": name,
@@ -206,9 +208,24 @@ class SkyProvider:
         for path in sorted((run_dir.root / "workloads").glob("*.json")):
             files[f"run/workloads/{path.name}"] = path.read_bytes()
         await shell.push({**files, "order.json": json.dumps(order).encode()})
+        await self._wait_for_setup(shell, handle.node_id)
         run = SkyAgentRun(shell, run_dir, job.intent.session, handle.lease, key, self._clock)
         self._runs[handle.lease] = run
         return run
+
+    async def _wait_for_setup(self, shell: NodeShell, name: str) -> None:
+        """Until the agent's process is there. Raises ProviderError where the set-up failed or takes too long."""
+        until = self._clock.monotonic_ns() + SETUP_S * 1e9
+        while self._clock.monotonic_ns() < until:
+            for _ in range(5):
+                with suppress(ProviderError):
+                    if (await shell.run("cat agent.pid 2>/dev/null; true")).strip():
+                        return
+                await self._clock.sleep(POLL_S)
+            failed = await sky_sdk.in_thread(lambda: _job_failed(name), "job_status")
+            if failed is not None:
+                raise ProviderError("setup", f"{name}: the node's set-up ended as {failed}; see the launch log")
+        raise ProviderError("setup", f"{name}: the node was not ready within {SETUP_S:g} s")
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
         shell, local = await self._shell(handle.node_id), Path(run_dir)
@@ -438,6 +455,14 @@ def _status(name: str | None, *, force: bool = False) -> list[Any]:
     names = None if name is None else [name]
     found = sky_sdk.retried(lambda: sky.get(sky.status(names, refresh=mode, all_users=True)))
     return list(found)
+
+
+def _job_failed(name: str) -> str | None:
+    """The state of the node's one job where that is an ending, else None."""
+    sky = sky_sdk.load()
+    states = sky_sdk.retried(lambda: sky.get(sky.job_status(name, [1])))
+    state = str(getattr(states.get(1), "value", states.get(1)))
+    return state if state.startswith("FAILED") or state in {"SUCCEEDED", "CANCELLED"} else None
 
 
 def _down(name: str) -> None:

@@ -68,7 +68,9 @@ class ProviderConformance:
         listed = await rig.provider.list_ours(rig.intent.install_id)
         assert handle.node_id not in {h.node_id for h in listed} or not handle.ours
 
-    async def test_down_is_idempotent_and_works_without_the_answer_of_the_launch(self, rig: ProviderRig) -> None:
+    async def test_down_is_idempotent_and_works_without_the_answer_of_the_launch(
+        self, rig: ProviderRig
+    ) -> None:
         await rig.provider.launch(rig.intent)
         handle = rig.provider.expected(rig.intent)
         await rig.provider.down(handle)

@@ -16,7 +16,9 @@ TIMES = st.integers(min_value=10**18, max_value=4 * 10**18)
 
 
 @given(run=st.text(min_size=1), lease=st.text(min_size=1), deadline=TIMES)
-def test_name_says_install_and_a_deadline_no_earlier_than_the_lease(run: str, lease: str, deadline: int) -> None:
+def test_name_says_install_and_a_deadline_no_earlier_than_the_lease(
+    run: str, lease: str, deadline: int
+) -> None:
     said = naming.parse(naming.node_name(INSTALL, run, lease, deadline))
     assert said is not None
     assert said.install_id == INSTALL
