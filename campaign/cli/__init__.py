@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from campaign import __version__
-from campaign.errors import CampaignError
+from campaign.errors import CampaignError, SpecError
 
 VERBS = {
     "init": "Write a starter experiments.yaml.",
@@ -65,6 +65,10 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except SpecError as error:
+        # One problem a line, `file:line:` first, as editors and CI annotations read it.
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
     except CampaignError as error:
         click.echo(f"campaign: {error}", err=True)
         sys.exit(error.exit_code)

@@ -45,7 +45,9 @@ def drive_and_report(drive: Drive, console: "Console", *, as_json: bool) -> NoRe
     """Run to the end, print what it found, exit with its code."""
     from campaign.report.live import LiveDisplay
 
-    name = drive.run_dir.name
+    # What `campaign resume` finds: a name under results/, or the folder.
+    root = drive.run_dir.root
+    name = root.name if root.parent == Path("results").resolve() else str(root)
     if drive.jobs:
         with LiveDisplay(console) as live:
             ending = asyncio.run(drive_run(drive, live.update))

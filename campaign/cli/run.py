@@ -35,7 +35,7 @@ def command(
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
-    from campaign.plan.view import render
+    from campaign.plan.view import summary
     from campaign.spec.load import load
 
     loaded = load(file, sets)
@@ -43,7 +43,7 @@ def command(
     planned = cut_to(loaded.spec, only) if only else loaded.spec
     plan = build(planned, declared_prices(planned))
     console = Console(stderr=as_json, highlight=False)
-    render(plan, loaded.defaults(), console)
+    summary(plan, console)
     require_admitted(plan)
     drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events)
     drive_and_report(drive, console, as_json=as_json)

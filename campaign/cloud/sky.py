@@ -224,7 +224,9 @@ class SkyProvider:
                 await self._clock.sleep(POLL_S)
             failed = await sky_sdk.in_thread(lambda: _job_failed(name), "job_status")
             if failed is not None:
-                raise ProviderError("setup", f"{name}: the node's set-up ended as {failed}; see the launch log")
+                raise ProviderError(
+                    "setup", f"{name}: the node's set-up ended as {failed}; see the launch log"
+                )
         raise ProviderError("setup", f"{name}: the node was not ready within {SETUP_S:g} s")
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:

@@ -16,8 +16,8 @@ from campaign.cloud.local import LocalProvider
 from campaign.fleet.actors import Remote, spawn
 from campaign.fleet.budget import BudgetController, BudgetPort
 from campaign.fleet.cluster import Cluster
-from campaign.fleet.create import install_id, state_folder
 from campaign.fleet.controller import Controller, Ending, PoolPort
+from campaign.fleet.create import install_id, state_folder
 from campaign.fleet.local_agent import LocalAgentFactory
 from campaign.fleet.parts import PortsFactory, inline_ports, ray_ports
 from campaign.fleet.pool import SupervisorPool
@@ -26,6 +26,7 @@ from campaign.fleet.snapshot import Snapshot
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
+from campaign.ledger.lock import Signature
 from campaign.plan import codec
 from campaign.plan.model import CampaignPlan
 from campaign.spec.models import Spec
@@ -100,9 +101,9 @@ def keep_plan(run_dir: RunDir, plan: CampaignPlan) -> str:
 
 
 class _BudgetActor(BudgetController):
-    def __init__(self, run_dir: RunDir, spec: Spec, create: bool) -> None:  # noqa: FBT001  # Ray passes it by position
+    def __init__(self, run_dir: RunDir, spec: Spec, create: bool, signature: Signature) -> None:  # noqa: FBT001  # Ray passes it by position
         clock = SystemClock()
-        super().__init__(Ledger.open(run_dir, clock, create=create), clock, spec)
+        super().__init__(Ledger.open(run_dir, clock, create=create, signature=signature), clock, spec)
 
 
 class _PoolActor(SupervisorPool):
@@ -122,7 +123,7 @@ async def fleet(drive: Drive) -> AsyncIterator[Fleet]:
             await budget.close()
         return
     with Cluster(drive.spec.ray.address):
-        actor = spawn(_BudgetActor, drive.run_dir, drive.spec, drive.create)
+        actor = spawn(_BudgetActor, drive.run_dir, drive.spec, drive.create, Signature.mine())
         remote = Remote(actor, _BUDGET_DEADLINES)
         # The ledger is opened before anything is started: another controller is refused here.
         await remote.ready()

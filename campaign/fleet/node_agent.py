@@ -78,6 +78,9 @@ class BudgetedJournal:
         self._budget.observe(stored)
         return stored
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 async def work(folder: Path, order: dict[str, Any], spec: Spec, ports: Ports, clock: Clock) -> None:
     """Run the session to its end; whatever happens, nothing of it is left running."""
@@ -146,7 +149,7 @@ def main(folder: Path) -> int:
             with Cluster():
                 asyncio.run(work(folder, order, spec, ray_ports(), clock))
     except CampaignError as error:
-        print(f"node_agent: {error}", file=sys.stderr)  # noqa: T201  # agent.log
+        print(f"node_agent: {error}", file=sys.stderr)  # agent.log
         return error.exit_code
     return 0
 

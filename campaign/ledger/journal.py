@@ -22,7 +22,7 @@ from campaign.clock import Clock
 from campaign.errors import LedgerError
 from campaign.ledger.canon import GENESIS, check, hash_of
 from campaign.ledger.events import SCHEMA_VERSION, Event, NewEvent
-from campaign.ledger.lock import RunLock
+from campaign.ledger.lock import RunLock, Signature
 from campaign.store.jsonl import describe
 from campaign.store.layout import RunDir
 
@@ -64,7 +64,9 @@ class Ledger:
             self._last[event.source] = max(event.source_seq, self._last.get(event.source, 0))
 
     @classmethod
-    def open(cls, run_dir: RunDir, clock: Clock, *, create: bool = False) -> Self:
+    def open(
+        cls, run_dir: RunDir, clock: Clock, *, create: bool = False, signature: Signature | None = None
+    ) -> Self:
         """Take `run.lock` and open the ledger; its whole chain is verified first.
 
         Raises LedgerLocked, naming the holder, where another controller has the run, and LedgerError
@@ -79,7 +81,7 @@ class Ledger:
                 raise LedgerError(describe(error, run_dir.root)) from error
         elif not path.is_file():
             raise LedgerError(_missing(path))
-        lock = RunLock(run_dir.lock, clock)
+        lock = RunLock(run_dir.lock, clock, signature)
         db: sqlite3.Connection | None = None
         try:
             db = _open_db(path)

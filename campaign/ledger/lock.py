@@ -5,12 +5,27 @@ import json
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from campaign.clock import Clock, iso
 from campaign.errors import LedgerError, LedgerLocked
 from campaign.store.jsonl import describe
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The process a person would look for: the command, not a worker that holds the file for it."""
+
+    pid: int
+    command: str
+    """The verb only: the rest of a command line may hold what should not be written down."""
+
+    @classmethod
+    def mine(cls) -> Self:
+        """This process."""
+        return cls(os.getpid(), " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]))
 
 
 class RunLock:
@@ -20,14 +35,14 @@ class RunLock:
     results folder over another network file system, it does not protect.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, signature: Signature | None = None) -> None:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise LedgerError(describe(error, path)) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._sign(clock)
+            self._sign(clock, signature or Signature.mine())
         except BlockingIOError:
             os.close(self._fd)
             raise LedgerLocked(_refusal(path)) from None
@@ -35,14 +50,12 @@ class RunLock:
             os.close(self._fd)
             raise LedgerError(describe(error, path)) from error
 
-    def _sign(self, clock: Clock) -> None:
-        # The verb only: the rest of a command line may hold what should not be written down.
-        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+    def _sign(self, clock: Clock, who: Signature) -> None:
         holder = {
-            "pid": os.getpid(),
+            "pid": who.pid,
             "host": platform.node(),
             "started": iso(clock.utc_ns()),
-            "command": command,
+            "command": who.command,
         }
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(holder).encode() + b"\n", 0)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from campaign.money import usd
-from campaign.plan.model import CampaignPlan, GroupPlan, SessionPlan
+from campaign.plan.model import CampaignPlan, GroupPlan, Power, SessionPlan
 from campaign.plan.text import dollars, span
 
 if TYPE_CHECKING:
@@ -91,19 +91,42 @@ def _shown(value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") -> None:
-    """Print the plan for a person; `defaults` are what the file left out (`Loaded.defaults()`)."""
+def summary(plan: CampaignPlan, console: "Console") -> None:
+    """The plan in a few lines, for `run`: sessions, groups, money, warnings."""
+    from rich.text import Text
+
+    _title(plan, console)
+    for s in plan.sessions:
+        console.print(
+            f"  session {s.name} on {s.node}: {s.boots} boots, {s.requests} requests, about {span(s.seconds)}"
+        )
+        for group in s.groups:
+            if group.kind != "anchor":
+                line = f"    {group.name}: {', '.join(group.arms)}; {group.design}, {boots(group)} boots, {span(group.seconds)}"
+                console.print(Text(line, style="dim"))
+    _section(console, "warnings", plan.warnings, "yellow")
+    console.print(_outlook(plan))
+    _section(console, "to make a session fit", plan.cut, "red")
+
+
+def _title(plan: CampaignPlan, console: "Console") -> None:
     from rich.text import Text
 
     console.print(
         Text.assemble(("plan of ", "dim"), (plan.campaign, "bold"), ("  cap ", "dim"), dollars(plan.cap_usd))
     )
+
+
+def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") -> None:
+    """Print the plan for a person; `defaults` are what the file left out (`Loaded.defaults()`)."""
+    from rich.text import Text
+
+    _title(plan, console)
     _section(console, "defaults in force", default_lines(defaults), "dim")
     _section(console, "times and dollars assume", plan.assumptions, "dim")
-    console.print()
-    console.print(_sessions(plan))
     for session in plan.sessions:
         console.print()
+        console.print(_session_line(plan, session))
         console.print(_groups(session, many=len(plan.sessions) > 1))
         for group in session.groups:
             if group.kind != "anchor":
@@ -130,92 +153,67 @@ def _section(console: "Console", title: str, lines: Iterable[str], style: str) -
 
 
 def _table(title: str, *columns: str) -> "Table":
-    """Columns whose title starts with `>` are right-aligned."""
+    """Columns whose title starts with `>` are right-aligned numbers: they never wrap or lose digits."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
-    return table
-
-
-def _sessions(plan: CampaignPlan) -> "Table":
-    table = _table(
-        "sessions",
-        "session",
-        "node",
-        ">$/h",
-        ">boots",
-        ">requests",
-        ">expected",
-        ">lease",
-        ">expected $",
-        ">worst $",
-        "",
+    table = Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
     )
-    for s in plan.sessions:
-        state = (
-            "admitted" if s.name in plan.admitted else "waits" if s.usd_worst <= plan.cap_usd else "too dear"
-        )
-        table.add_row(
-            s.name,
-            s.node,
-            f"{dollars(s.usd_per_hour)} {s.price_source}",
-            str(s.boots),
-            str(s.requests),
-            span(s.seconds),
-            span(s.worst_seconds),
-            dollars(s.usd_expected),
-            dollars(s.usd_worst),
-            state,
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
         )
     return table
+
+
+def _session_line(plan: CampaignPlan, s: SessionPlan) -> str:
+    state = "admitted" if s.name in plan.admitted else "waits" if s.usd_worst <= plan.cap_usd else "too dear"
+    return (
+        f"session {s.name} on {s.node} at {dollars(s.usd_per_hour)}/h ({s.price_source}): {s.boots} boots, "
+        f"{s.requests} requests, {span(s.seconds)} in a lease of {span(s.worst_seconds)}; "
+        f"{dollars(s.usd_expected)} expected, {dollars(s.usd_worst)} at worst: {state}"
+    )
 
 
 def _groups(session: SessionPlan, *, many: bool) -> "Table":
     title = f"groups of session {session.name}" if many else "groups, in running order"
-    table = _table(title, "group", "design", "arms", ">c", ">boots", ">requests", ">time", ">expected $")
+    table = _table(title, "group", "arms", ">boots", ">requests", ">time", ">$")
     for g in session.groups:
         table.add_row(
             g.name,
-            g.design,
             ", ".join(g.arms),
-            str(g.concurrency),
             str(boots(g)),
             str(requests(g)),
             span(g.seconds),
             dollars(g.usd_expected),
         )
     rest = session.usd_expected - sum(g.usd_expected for g in session.groups)
-    table.add_row("setup, teardown", "", "", "", "", "", "", dollars(rest), style="dim")
+    table.add_row("setup, teardown", "", "", "", "", dollars(rest), style="dim")
     return table
 
 
 def _power(plan: CampaignPlan) -> "Table":
-    table = _table(
-        "smallest difference found with 80 % power",
-        "comparison",
-        "metric",
-        ">n",
-        ">boots",
-        ">resolves",
-        ">margin",
-        "from",
-    )
+    """One row a comparison: what each metric resolves, against the margin."""
+    metrics = list(dict.fromkeys(p.metric for p in plan.power))
+    sources = {p.source for p in plan.power}
+    origin = {"prior": "from earlier rows", "default": "from stated defaults"}
+    title = "smallest difference found with 80 % power, " + " and ".join(origin[s] for s in sorted(sources))
+    table = _table(title, "comparison", ">n", ">boots", ">margin", *(f">{m}" for m in metrics))
+    rows: dict[str, dict[str, Power]] = {}
     for p in plan.power:
-        fine = p.resolvable_pct <= p.rule_pct
-        table.add_row(
-            p.pair,
-            p.metric,
-            str(p.n),
-            str(p.boots),
-            f"{p.resolvable_pct:.1f} %",
-            f"{p.rule_pct:g} %",
-            "earlier rows" if p.source == "prior" else "stated defaults",
-            style="" if fine else "yellow",
-        )
+        rows.setdefault(p.pair, {})[p.metric] = p
+    for pair, found in rows.items():
+        first = next(iter(found.values()))
+        cells = [f"{found[m].resolvable_pct:.1f} %" if m in found else "" for m in metrics]
+        style = "yellow" if first.resolvable_pct > first.rule_pct else ""
+        table.add_row(pair, str(first.n), str(first.boots), f"{first.rule_pct:g} %", *cells, style=style)
     return table
 
 

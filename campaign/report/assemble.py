@@ -34,7 +34,8 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
     valid = run.requests().rows()
     money = spend(state, now, answered=facts.answered(plan, state))
     found = conclude(
-        valid,
+        # Void rows too: why they are void decides what becomes of a comparison.
+        run.committed().rows(),
         plan,
         declared_boot_sd=spec.statistics.boot_sd,
         confidence=spec.statistics.confidence,

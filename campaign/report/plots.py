@@ -223,7 +223,16 @@ def _ladder_plot(
         [place[a] for a in arms], [words.arm(a, report.labels).removeprefix(f"{family} ") for a in arms]
     )
     _label(axes, family, f"change against {words.arm(base, report.labels)}, %")
-    _legend(axes, loc="best")
+    # Beside the bars, never over them.
+    _legend(
+        axes,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.07),
+        ncol=3,
+        handlelength=1.2,
+        columnspacing=1.0,
+        borderpad=0,
+    )
     caption = (
         f"Ladder {family}, session {session}: each rung against {words.arm(base, report.labels)}, with "
         "unadjusted intervals. Decode rate is tokens per step over step time."

@@ -183,11 +183,18 @@ def _verdicts(report: Report, console: Console) -> None:
         if i:
             table.add_row()
         for v in verdicts:
+            if v is not verdicts[0] and _constant(v):
+                continue
             title = _against(v, report) if v is verdicts[0] else ""
             table.add_row(*_verdict_cells(v, title, words.further(v, verdicts[0]), wide=wide))
     console.print(table, width=_width(console))
     for gate in report.overrides:
         _say(console, f"gate {gate.gate} was overridden: {gate.text}", "magenta", "  ")
+
+
+def _constant(v: Verdict) -> bool:
+    """Tokens per step of two arms that do not speculate: 1 against 1, which says nothing."""
+    return v.metric == "accept_len" and v.ratio == 1.0 and "no_spread" in v.reasons
 
 
 def _verdict_cells(v: Verdict, title: str, why: str, *, wide: bool) -> list[Text]:

@@ -22,6 +22,9 @@ class QueueJournal:
         self.queue.put_nowait(stored)
         return stored
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class FlagControl:
     """The latest command, set by whoever supervises."""
@@ -63,6 +66,7 @@ class InProcessAgent:
             raise
         finally:
             await self._close()
+            self._journal.close()
             self._journal.queue.put_nowait(None)
 
     async def _close(self) -> None:

@@ -73,6 +73,10 @@ class Journal(Protocol):
         """Durable on return; gives the event its source sequence number."""
         ...
 
+    def close(self) -> None:
+        """Release the file. Idempotent."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Command:

@@ -111,5 +111,6 @@ def make_row(
 ) -> RequestRow:
     """The row of a finished request; void where it did not finish as asked or its engine was another."""
     measured = row_fields(outcome, counts, speculative=boot.arm.config.speculation is not None)
-    void = measured["state"] != "ok" or bool(VOIDING & set(measured["reasons"]))
+    # A short answer was measured well; that the lengths differ is for the pair to judge.
+    void = measured["state"] not in {"ok", "short"} or bool(VOIDING & set(measured["reasons"]))
     return RequestRow(**fields, **measured, prompt_sha256=prompt.sha256, validity="void" if void else "valid")

@@ -74,11 +74,19 @@ class Run:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        if not valid_only:
+            return self._sorted(self._everything())
+        committed = self.committed().arrow()
+        return Requests(committed.filter(pc.equal(committed.column("validity"), pa.scalar("valid"))))
+
+    def committed(self) -> Requests:
+        """Rows of committed rounds, void ones among them: what analysis judges. Raises like `requests`."""
+        return self._sorted(self._committed())
+
+    def _sorted(self, tables: "Sequence[pa.Table]") -> Requests:
         from campaign.store import parquet
 
-        table = parquet.concat(self._committed() if valid_only else self._everything())
-        if valid_only:
-            table = table.filter(pc.equal(table.column("validity"), pa.scalar("valid")))
+        table = parquet.concat(tables)
         order = [(name, "ascending") for name in ("sent_utc_ns", "sent_ns", "cell", "slot", "seed")]
         return Requests(table.sort_by(order))
 

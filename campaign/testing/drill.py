@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from campaign.budget.machine import Limits, limits
-from campaign.fleet.again import draw_of, rest_of, root_of
+from campaign.fleet.again import rest_of, root_of
 from campaign.fleet.budget import BudgetController
 from campaign.fleet.controller import Controller, Ending
 from campaign.fleet.pool import SupervisorPool
@@ -491,12 +491,12 @@ def main(argv: list[str]) -> int:
     first = int(argv[1]) if len(argv) > 1 else secrets.randbelow(2**40)
     totals = run_many(range(first, first + count), workers=os.cpu_count() or 1)
     for out in totals.bad[:20]:
-        print(f"seed {out.seed}: {'; '.join(out.problems)}")  # noqa: T201  # this is its output
-    print(  # noqa: T201
+        print(f"seed {out.seed}: {'; '.join(out.problems)}")  # this is its output
+    print(
         f"simulated; seeds {first} to {first + count - 1}; {totals.crashes} of the faults are controllers that "
         f"died; {totals.finished} campaigns ran to their end"
     )
-    print(totals.line())  # noqa: T201
+    print(totals.line())
     return 1 if totals.bad else 0
 
 

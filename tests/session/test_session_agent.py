@@ -1,0 +1,400 @@
+"""The session agent on a virtual clock: scripted ports, a real plan, store, journal and analysis."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from campaign.client.base import Job, Outcome, Usage
+from campaign.engines.base import BootOrder, BootRecord, Counters
+from campaign.errors import EngineError
+from campaign.ledger.agent import AgentJournal
+from campaign.ledger.agent import read as read_journal
+from campaign.plan.build import build
+from campaign.plan.cost import declared_prices
+from campaign.plan.model import GroupPlan, RoundPlan, SessionPlan
+from campaign.session.agent import SessionAgent
+from campaign.session.ports import Command, Ports
+from campaign.session.request import Identity
+from campaign.session.round import Progress, SessionContext
+from campaign.spec.load import load
+from campaign.store.folder import FolderStore
+from campaign.store.layout import RunDir
+from campaign.testing.clock import VirtualClock
+from campaign.workloads.packs import load_all
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "ladders.depth.values=[3]", "ladders.depth.boots=2", "pairs.aa.boots=2", "pairs.kv.boots=2",
+    "workloads.copy.n=2", "workloads.chat.n=2", "workloads.health.n=2", "anchor.between=false",
+)  # fmt: skip
+
+
+class Inline(Executor):
+    """Runs at once: a thread would let virtual time jump."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass
+class Host:
+    """Boots in a second, or as told."""
+
+    clock: VirtualClock
+    fail: Callable[[BootOrder], EngineError | None] = lambda _: None
+    boot_s: float = 1.0
+    live: set[str] = field(default_factory=set)
+    booted: list[str] = field(default_factory=list)
+    most_live: int = 0
+    dead: bool = False
+
+    async def boot(self, order: BootOrder) -> BootRecord:
+        self.booted.append(order.boot_id)
+        self.live.add(order.boot_id)
+        self.most_live = max(self.most_live, len(self.live))
+        await self.clock.sleep(self.boot_s)
+        if (error := self.fail(order)) is not None:
+            raise error
+        return BootRecord(
+            order.boot_id,
+            f"http://127.0.0.1:1/{order.arm}",
+            "m",
+            1,
+            1,
+            int(self.boot_s * 1e9),
+            "cpu",
+            {"argv": []},
+        )
+
+    async def counters(self, boot_id: str) -> Counters | None:
+        return None
+
+    async def alive(self, boot_id: str) -> bool:
+        return not self.dead
+
+    async def why_dead(self, boot_id: str) -> tuple[str, str]:
+        return "died", "segfault"
+
+    async def stop(self, boot_id: str) -> None:
+        self.live.discard(boot_id)
+
+    async def close(self) -> None:
+        self.live.clear()
+
+
+@dataclass
+class Client:
+    """Answers with tokens at a pace that the test decides."""
+
+    clock: VirtualClock
+    step_ms: Callable[[Job], float] = lambda _: 10.0
+    fails: Callable[[Job], bool] = lambda _: False
+    in_flight: Counter[str] = field(default_factory=Counter)
+    seen: list[dict[str, int]] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    cancelled: bool = False
+
+    async def run(self, job: Job) -> Outcome:
+        arm = job.base_url.rsplit("/", 1)[1]
+        self.jobs.append(job)
+        self.in_flight[arm] += 1
+        self.seen.append({a: n for a, n in self.in_flight.items() if n})
+        sent = self.clock.monotonic_ns()
+        tokens = job.body["max_tokens"]
+        await self.clock.sleep((100 + self.step_ms(job) * (tokens - 1)) / 1000)
+        self.in_flight[arm] -= 1
+        first = sent + 100_000_000
+        last = self.clock.monotonic_ns()
+        state = "cancelled" if self.cancelled else "failed" if self.fails(job) else "ok"
+        return Outcome(
+            request_id=job.request_id, state=state, sent_ns=sent, sent_utc_ns=self.clock.utc_ns(), first_ns=first,
+            last_ns=last, done_ns=last, stamp_source="user", reads=tokens, events=tokens, content_chunks=tokens,
+            usage=Usage(20, tokens, 0), first_chunk_tokens=None, finish="length", http_status=200,
+            error_code="500" if state == "failed" else None, error="boom" if state == "failed" else None,
+            text_sha256=None, timings=None,
+        )  # type: ignore[arg-type]  # state is one of the literals  # fmt: skip
+
+    async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        raise AssertionError(url)
+
+    async def cancel(self) -> None:
+        self.cancelled = True
+
+    async def close(self) -> None: ...
+
+
+class Telemetry:
+    async def start(self, path: str) -> dict[str, Any]:
+        return {"host": "h"}
+
+    async def window(self, start_ns: int, end_ns: int) -> dict[str, float | None]:
+        return {"cpu_load": 1.0}
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Control:
+    command: Command | None = None
+
+    async def poll(self) -> Command | None:
+        return self.command
+
+
+@dataclass
+class Rig:
+    agent: SessionAgent
+    host: Host
+    client: Client
+    control: Control
+    clock: VirtualClock
+    plan: SessionPlan
+    run_dir: RunDir
+    progress: Progress
+
+    def events(self, type_: str | None = None) -> list[Any]:
+        found = read_journal(self.run_dir.journals / "main.jsonl")
+        return [e for e in found if type_ in {None, e.type}]
+
+    @property
+    def committed(self) -> list[str]:
+        return [e.payload["round_id"] for e in self.events("round_committed")]
+
+
+def rig(
+    tmp_path: Path,
+    *sets: str,
+    lease_s: float = 36_000,
+    overrides: frozenset[str] = frozenset(),
+    attempts: Mapping[str, int] = {},
+    done: frozenset[str] = frozenset(),
+    keep: Callable[[GroupPlan], bool] = lambda _: True,
+) -> Rig:
+    clock = VirtualClock()
+    loaded = load(ROOT / "experiments.yaml", (*SMALL, *sets))
+    (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
+    plan = replace(plan, groups=tuple(g for g in plan.groups if keep(g)))
+    run_dir = RunDir(tmp_path)
+    host, client, control, progress = Host(clock), Client(clock), Control(), Progress()
+    ctx = SessionContext(
+        who=Identity("run", "quickstart", "main", "main.1", "node-1", simulated=True),
+        spec=loaded.spec, plan=plan, prompts=load_all(loaded, ROOT), run_dir=run_dir,
+        ports=Ports(host, client, Telemetry()), store=FolderStore(run_dir),
+        journal=AgentJournal(run_dir.journals / "main.jsonl", "agent:main", clock), clock=clock, cpus=(),
+        progress=progress, disk=Inline(), stopping=asyncio.Event(), overrides=overrides,
+    )  # fmt: skip
+
+    async def admit(group: GroupPlan, round_: RoundPlan) -> str | None:
+        return None
+
+    agent = SessionAgent(
+        ctx, control, admit, deadline_utc_ns=clock.utc_ns() + int(lease_s * 1e9), attempts=attempts, done=done
+    )
+    return Rig(agent, host, client, control, clock, plan, run_dir, progress)
+
+
+def all_rounds(it: Rig) -> list[str]:
+    return [r.id for g in it.plan.groups for r in g.rounds]
+
+
+async def test_every_planned_request_is_measured_once_and_committed(tmp_path: Path) -> None:
+    it = rig(tmp_path)
+    assert await it.agent.run() == "done"
+    assert it.committed == all_rounds(it)
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"]
+    got = Counter((r.group, r.arm, r.boot_index, r.slot, r.seed) for r in rows)
+    want = Counter(
+        (g.name, q.arm, b.index, q.slot, q.seed)
+        for g in it.plan.groups for r in g.rounds for q in r.sequence for b in r.boots if b.arm == q.arm
+    )  # fmt: skip
+    assert got == want
+    assert all(r.simulated for r in rows)
+    assert not it.host.live
+    assert it.progress.done == it.progress.total
+
+
+async def test_intent_comes_before_the_act_and_phases_follow_it(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    await it.agent.run()
+    order = [e.type for e in it.events()]
+    assert order[0] == "session_started"
+    assert order[-1] == "session_finished"
+    assert order.index("round_started") < order.index("boot_started") < order.index("boot_ready")
+    assert order.index("round_committed") < order.index("boot_stopped")
+    phases = [e.payload["phase"] for e in it.events("phase_started")]
+    assert phases == ["setup", *["load", "warmup", "measure", "idle"] * 2]
+
+
+async def test_warm_up_sends_a_prompt_that_is_not_measured(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    await it.agent.run()
+    warm = {str(j.body["messages"]) for j in it.client.jobs if "/warmup/" in j.request_id}
+    measured = {str(j.body["messages"]) for j in it.client.jobs if "/measure/" in j.request_id}
+    assert warm
+    assert not warm & measured
+
+
+async def test_alternated_pair_has_one_request_in_flight_in_abba_order(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    await it.agent.run()
+    assert all(sum(now.values()) == 1 for now in it.client.seen)
+    arms = [j.base_url.rsplit("/", 1)[1] for j in it.client.jobs if "/measure/" in j.request_id]
+    first = [arms[:4], arms[4:]]
+    assert all(a in (["plain", "kv.b", "kv.b", "plain"], ["kv.b", "plain", "plain", "kv.b"]) for a in first)
+    assert first[0] != first[1]
+    assert it.host.most_live == 2
+
+
+async def test_waves_keep_concurrency_and_never_mix_arms(tmp_path: Path) -> None:
+    it = rig(
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=6", "arms.plain.max_running_requests=3",
+        keep=lambda g: g.name.startswith("pair.kv"),
+    )  # fmt: skip
+    assert await it.agent.run() == "done"
+    measured = it.client.seen[2:]
+    assert max(sum(now.values()) for now in measured) == 3
+    assert all(len(now) == 1 for now in measured)
+
+
+async def test_duet_has_both_arms_in_flight_at_once(tmp_path: Path) -> None:
+    it = rig(tmp_path, "pairs.kv.design=duet", keep=lambda g: g.name == "pair.kv")
+    assert await it.agent.run() == "done"
+    assert {"plain": 1, "kv.b": 1} in it.client.seen
+    assert max(max(now.values()) for now in it.client.seen) == 1
+
+
+async def test_stop_does_not_wait_for_a_boot(tmp_path: Path) -> None:
+    it = rig(tmp_path)
+    it.host.boot_s = 600
+
+    async def press() -> None:
+        await it.clock.sleep(5)
+        it.control.command = Command(stop=True, why="enough")
+
+    task = asyncio.create_task(press())
+    assert await it.agent.run() == "stopped"
+    await task
+    assert it.clock.monotonic_ns() < 10e9
+    assert not it.host.live
+    assert it.committed == []
+
+
+async def test_stop_drops_the_request_in_flight_and_commits_nothing_half(tmp_path: Path) -> None:
+    it = rig(tmp_path)
+
+    async def press() -> None:
+        await it.clock.sleep(30)
+        it.control.command = Command(stop=True, why="enough", gate="cost")
+
+    task = asyncio.create_task(press())
+    assert await it.agent.run() == "tripped"
+    await task
+    assert it.client.cancelled
+    begun = [e.payload["round_id"] for e in it.events("round_started")]
+    assert begun[:-1] == it.committed
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("config", 1), ("oom", 1), ("died", 2), ("hung", 2)])
+async def test_failed_boot_is_tried_again_only_where_that_can_help(
+    tmp_path: Path, kind: str, tries: int
+) -> None:
+    it = rig(tmp_path)
+    it.host.fail = lambda _: EngineError(kind, "no")
+    assert await it.agent.run() == "failed"
+    assert len(it.events("boot_failed")) == tries
+    assert it.events("session_finished")[0].payload["exit_code"] == 4
+
+
+async def test_dead_server_voids_the_round_which_is_done_again_under_the_next_attempt(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    once = iter([True])
+    it.client.fails = lambda job: "/measure/" in job.request_id and next(once, False)
+    it.host.dead = True
+    assert await it.agent.run() == "done"
+    assert [e.payload["attempt"] for e in it.events("round_started")] == [0, 1, 0]
+    rows = FolderStore(it.run_dir).rows()
+    assert {r.validity for r in rows if r.round == 0 and r.boot_attempt == 0} == {"void"}
+    assert {r.validity for r in rows if r.boot_attempt == 1} == {"valid"}
+    assert it.progress.done == it.progress.total
+
+
+async def test_third_error_in_a_row_trips(tmp_path: Path) -> None:
+    it = rig(tmp_path)
+    it.client.fails = lambda job: "/measure/" in job.request_id
+    assert await it.agent.run() == "tripped"
+    (trip,) = it.events("gate_tripped")
+    assert (trip.payload["gate"], trip.payload["value"]) == ("max_consecutive_errors", "3")
+    assert "boom" in trip.payload["detail"]
+
+
+async def test_cell_with_too_many_void_rows_trips_unless_overridden(tmp_path: Path) -> None:
+    def every_other() -> Callable[[Job], bool]:
+        count = iter(range(10_000))
+        return lambda job: "/measure/" in job.request_id and next(count) % 2 == 0
+
+    it = rig(tmp_path / "a", keep=lambda g: g.name == "pair.kv")
+    it.client.fails = every_other()
+    assert await it.agent.run() == "tripped"
+    assert it.events("gate_tripped")[0].payload["gate"] == "max_void_share"
+    assert it.committed == []
+    again = rig(tmp_path / "b", keep=lambda g: g.name == "pair.kv", overrides=frozenset({"max_void_share"}))
+    again.client.fails = every_other()
+    assert await again.agent.run() == "done"
+
+
+def slows_down(it: Rig, factor: float) -> None:
+    def step(job: Job) -> float:
+        # Requests differ by a thousandth, so that there is a spread to judge by.
+        wobble = 1 + 0.001 * (crc32(job.request_id.encode()) % 3)
+        return 10.0 * wobble * (factor if "anchor.last" in job.request_id else 1.0)
+
+    it.client.step_ms = step
+
+
+async def test_proven_drift_trips_and_small_drift_does_not(tmp_path: Path) -> None:
+    it = rig(tmp_path / "a", "anchor.boots=3")
+    slows_down(it, 2.0)
+    assert await it.agent.run() == "tripped"
+    (trip,) = it.events("gate_tripped")
+    assert trip.payload["gate"] == "anchor_drift"
+    assert trip.payload["limit"] == "25.0%"
+    near = rig(tmp_path / "b", "anchor.boots=3")
+    slows_down(near, 1.05)
+    assert await near.agent.run() == "done"
+
+
+async def test_overridden_drift_goes_on(tmp_path: Path) -> None:
+    it = rig(tmp_path, "anchor.boots=3", overrides=frozenset({"anchor_drift"}))
+    slows_down(it, 2.0)
+    assert await it.agent.run() == "done"
+
+
+async def test_end_of_the_lease_trips(tmp_path: Path) -> None:
+    it = rig(tmp_path, lease_s=30)
+    assert await it.agent.run() == "tripped"
+    (trip,) = it.events("gate_tripped")
+    assert trip.payload["gate"] == "lease_time"
+    assert it.clock.monotonic_ns() < 33e9
+
+
+async def test_committed_rounds_are_not_done_again_and_attempts_count_on(tmp_path: Path) -> None:
+    def pairs(group: GroupPlan) -> bool:
+        return group.name in {"pair.kv", "pair.aa"}
+
+    rounds = all_rounds(rig(tmp_path / "plan", keep=pairs))
+    it = rig(tmp_path / "run", keep=pairs, done=frozenset(rounds[:2]), attempts={rounds[2]: 3})
+    assert await it.agent.run() == "done"
+    assert it.committed == rounds[2:]
+    assert it.events("round_started")[0].payload == {"round_id": rounds[2], "attempt": 3}
