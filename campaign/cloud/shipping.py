@@ -49,7 +49,7 @@ def wheel(cache: Path) -> Path | None:
                 raise
         else:
             Path(temporary).mkdir()
-    return sorted(folder.glob("*.whl"))[0]
+    return min(folder.glob("*.whl"))
 
 
 def requirement(wheel_name: str | None, session: SessionPlan) -> str:

@@ -61,20 +61,12 @@ class SkyProvider:
             # A remote API server knows the clouds, this machine does not: priced at its cap until it is launched.
             row = deadmen.row(node.infra.split("/")[0])
             cap = micro(node.max_usd_per_hour)
-            return Quote(cap, 60, "cap", False, deadmen.DEAD_MAN_S, deadmen.TEARDOWN_S, True, row.effective())
+            return _quote(cap, 60, "cap", row)
         price = _price(best, 1)
         if price < 0:
             raise ProviderError("price", f"{best}: SkyPilot gives no usable price")
-        return Quote(
-            usd_per_hour=price,
-            granularity_s=1 if _cloud(best) == "slurm" else 60,
-            source="quoted",
-            free_allowed=False,
-            dead_man_s=deadmen.DEAD_MAN_S,
-            teardown_s=deadmen.TEARDOWN_S,
-            ours=True,
-            dead_men=deadmen.row(_cloud(best)).effective(),
-        )
+        granularity = 1 if _cloud(best) == "slurm" else 60
+        return _quote(price, granularity, "quoted", deadmen.row(_cloud(best)))
 
     # --- launch
 
@@ -82,7 +74,7 @@ class SkyProvider:
         node = _rented(intent.node)
         name = naming.node_name(intent.install_id, intent.run, intent.lease, intent.deadline_utc_ns)
         data = {"deadline_utc_ns": intent.deadline_utc_ns, "session": intent.session, "infra": _infra(node)}
-        return NodeHandle(intent.lease, name, MicroUsd(-1), 60, "unknown", (), True, data)
+        return _handle(intent.lease, name, data)
 
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
         expected, node = self.expected(intent), _rented(intent.node)
@@ -258,13 +250,17 @@ class SkyProvider:
             by_hand += "".join(f"; ssh -F ~/.slurm/config {c} squeue -o '%i %j %T'" for c in clusters)
         records = await sky_sdk.in_thread(lambda: _status(handle.node_id, force=True), "status")
         if records:
-            return Proof(False, f"SkyPilot lists {handle.node_id} as {records[0]['status']}", by_hand)
+            return Proof(
+                gone=False,
+                how=f"SkyPilot lists {handle.node_id} as {records[0]['status']}",
+                check_by_hand=by_hand,
+            )
         if await self._listed(handle):
-            return Proof(False, f"the scheduler lists {handle.node_id}", by_hand)
+            return Proof(gone=False, how=f"the scheduler lists {handle.node_id}", check_by_hand=by_hand)
         how = f"SkyPilot lists no {handle.node_id}" + (
             f", nor does squeue of {', '.join(clusters)}" if clusters else ""
         )
-        return Proof(True, how, by_hand)
+        return Proof(gone=True, how=how, check_by_hand=by_hand)
 
     async def list_ours(self, install_id: str) -> Sequence[NodeHandle]:
         records = await sky_sdk.in_thread(lambda: _status(None), "status")
@@ -357,6 +353,29 @@ class SkyAgentRun:
         self._control_seq += 1
         record = Record(self._lease, self._control_seq, kind, **more)
         await self._shell.push({f"control/{self._control_seq:04}.json": sign(record, self._key)})
+
+
+def _quote(
+    price: MicroUsd, granularity_s: int, source: Literal["quoted", "cap"], row: deadmen.DeadMen
+) -> Quote:
+    return Quote(
+        usd_per_hour=price,
+        granularity_s=granularity_s,
+        source=source,
+        free_allowed=False,
+        dead_man_s=deadmen.DEAD_MAN_S,
+        teardown_s=deadmen.TEARDOWN_S,
+        ours=True,
+        dead_men=row.effective(),
+    )
+
+
+def _handle(lease: str, name: str, data: dict[str, Any]) -> NodeHandle:
+    """A node of which nothing is known but its name."""
+    return NodeHandle(
+        lease=lease, node_id=name, usd_per_hour=MicroUsd(-1), granularity_s=60, price_source="unknown",
+        dead_men=(), ours=True, data=data,
+    )  # fmt: skip
 
 
 # --- SkyPilot, one call each
@@ -569,7 +588,7 @@ def _slurm_left_s(cluster: str, name: str) -> float | None:
 
 def _listed_handle(name: str, deadline_utc_ns: int, infra: str) -> NodeHandle:
     data = {"deadline_utc_ns": deadline_utc_ns, "session": "?", "infra": infra.lower().split(" ")[0]}
-    return NodeHandle("?", name, MicroUsd(-1), 60, "unknown", (), True, data)
+    return _handle("?", name, data)
 
 
 def candidates_of(node: SkyNode) -> list[tuple[str, str, float | None]]:

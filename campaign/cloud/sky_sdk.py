@@ -34,35 +34,40 @@ def load() -> Any:
     return sky
 
 
+_KINDS = {
+    **dict.fromkeys(
+        (
+            "InvalidCloudCredentials", "CloudUserIdentityError", "ApiServerAuthenticationError", "NoCloudAccessError",
+            "PermissionDeniedError", "NoWorkspaceAccessError", "ClusterOwnerIdentityMismatchError",
+        ),
+        "credentials",
+    ),
+    **dict.fromkeys(("ClusterSetUpError", "CommandFailureException", "ProvisionPrechecksError"), "setup"),
+    **dict.fromkeys(("ClusterDoesNotExist", "ClusterNotUpError"), "preempted"),
+    **dict.fromkeys(("NotSupportedError", "UserRequestRejectedByPolicy"), "refused"),
+}  # fmt: skip
+
+
 def kind_of(error: BaseException) -> str:
     """One of ProviderError's kinds: what came, sorted by what to do next."""
     name, text = type(error).__name__, str(error).lower()
+    if name in _KINDS:
+        return _KINDS[name]
+    if name == "ResourcesUnavailableError":
+        return _unavailable(error, text)
+    if name == "CommandError":
+        return "preempted" if "expired" in text else "unreachable"
+    return "refused" if isinstance(error, (ValueError, TypeError)) else "unreachable"
+
+
+def _unavailable(error: BaseException, text: str) -> str:
     history = " ".join(
         f"{type(e).__name__} {e}".lower() for e in getattr(error, "failover_history", ()) or ()
     )
-    if name in {"InvalidCloudCredentials", "CloudUserIdentityError", "ApiServerAuthenticationError", "NoCloudAccessError",
-                "PermissionDeniedError", "NoWorkspaceAccessError", "ClusterOwnerIdentityMismatchError"}:  # fmt: skip
-        return "credentials"
-    if name == "ResourcesUnavailableError":
-        if any(word in text + history for word in ("quota", "limitexceeded", "limit exceeded")):
-            return "quota"
-        if not history and any(
-            w in text for w in ("catalog does not contain", "does not exist", "not supported")
-        ):
-            return "refused"
-        return "capacity"
-    if name in {"ClusterSetUpError", "CommandFailureException", "ProvisionPrechecksError"}:
-        return "setup"
-    if name == "CommandError":
-        return "preempted" if "expired" in text else "unreachable"
-    if name in {"ClusterDoesNotExist", "ClusterNotUpError"}:
-        return "preempted"
-    if isinstance(error, (ValueError, TypeError)) or name in {
-        "NotSupportedError",
-        "UserRequestRejectedByPolicy",
-    }:
-        return "refused"
-    return "unreachable"
+    if any(word in text + history for word in ("quota", "limitexceeded", "limit exceeded")):
+        return "quota"
+    never = ("catalog does not contain", "does not exist", "not supported")
+    return "refused" if not history and any(word in text for word in never) else "capacity"
 
 
 def is_missing(error: BaseException) -> bool:

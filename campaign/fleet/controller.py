@@ -57,9 +57,8 @@ class Controller:
         keep_plan: Callable[[CampaignPlan], str] = lambda _: "",
         poll_s: float = POLL_S,
     ) -> None:
-        """`scope`: what to reconcile at start, every minute and at the end. `keep_plan`: stores a plan that has
-        grown by a session, and returns its hash.
-        """
+        # `scope`: what to reconcile at start, every minute and at the end. `keep_plan` stores a plan that has grown by
+        # a session, and returns its hash.
         self._run_dir, self._plan, self._budget, self._pool, self._clock = run_dir, plan, budget, pool, clock
         self._show = show
         self._waiting = list(jobs)

@@ -41,7 +41,7 @@ def _candidate(node: SkyNode, found: tuple[str, str, float | None]) -> dict[str,
         why.append("no price")
     elif micro(str(price)) > micro(node.max_usd_per_hour):
         why.append(f"dearer than max_usd_per_hour {node.max_usd_per_hour}")
-    missing = too_few_dead_men(True, row.effective())
+    missing = too_few_dead_men(row.effective(), ours=True)
     if missing is not None:
         why.append(missing)
     return {

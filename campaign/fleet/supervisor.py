@@ -129,7 +129,7 @@ class Supervisor:
         if self._stop is not None:
             return SessionResult(name, "stopped", self._stop[0]), None
         quote = await self._provider.quote(self._job.node)
-        missing = too_few_dead_men(quote.ours, quote.dead_men)
+        missing = too_few_dead_men(quote.dead_men, ours=quote.ours)
         if missing is not None:
             return SessionResult(name, "refused", missing, gate="dead_man"), None
         grant = await self._grant(quote)
@@ -143,7 +143,7 @@ class Supervisor:
             self._state = "launching"
             handle = await self._provider.launch(intent)
             trips = await self._budget.lease_opened(grant.lease, handle)
-            missing = too_few_dead_men(handle.ours, handle.dead_men)
+            missing = too_few_dead_men(handle.dead_men, ours=handle.ours)
             if missing is not None:
                 trips = [*trips, Trip("dead_man", ", ".join(handle.dead_men) or "none", "2", missing, name)]
             for trip in trips:
@@ -368,16 +368,17 @@ async def take_down(
             proof = await provider.prove_down(handle)
             by_hand = proof.check_by_hand or by_hand
             if proof.gone:
-                return Ended(True, proof.how, by_hand)
+                return Ended(gone=True, how=proof.how, by_hand=by_hand)
             how = how or proof.how
         except ProviderError as error:
             how = str(error)
         if attempt < tries - 1:
             await clock.sleep(pause_s * 2**attempt)
-    return Ended(False, how, by_hand or f"look for node {handle.node_id} of provider {provider.name}")
+    look = f"look for node {handle.node_id} of provider {provider.name}"
+    return Ended(gone=False, how=how, by_hand=by_hand or look)
 
 
-def too_few_dead_men(ours: bool, dead_men: tuple[str, ...]) -> str | None:  # noqa: FBT001  # reads as a sentence at its calls
+def too_few_dead_men(dead_men: tuple[str, ...], *, ours: bool) -> str | None:
     """Why a node may not be used: nobody but us would end it. None where it may."""
     if not ours or len(set(dead_men)) >= DEAD_MEN_NEEDED:
         return None

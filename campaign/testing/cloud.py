@@ -90,7 +90,7 @@ class SimCloud:
 
     def fault(self, call: str) -> Fault | None:
         """What goes wrong in this call."""
-        if not self.reachable and call not in {"events"}:
+        if not self.reachable and call != "events":
             return "error"
         found = self.faults(call)
         if found is not None:
@@ -145,7 +145,7 @@ class SimCloud:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def sim_agent(
+async def sim_agent(  # noqa: C901  # one session, told from its start to its end
     cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limits, mode: Fault | None
 ) -> None:
     """A session agent on a simulated node: admits by its own copy of the budget, journals, and stops at its lease.
@@ -275,8 +275,9 @@ class SimulatedProvider:
         if self.cloud.fault("quote") is not None:
             raise ProviderError("price", "no price can be had")
         return Quote(
-            self.cloud.usd_per_hour, self.cloud.granularity_s, "quoted", False, deadmen.DEAD_MAN_S,
-            deadmen.TEARDOWN_S, True, (deadmen.AUTODOWN, deadmen.NODE_TIMER),
+            self.cloud.usd_per_hour, self.cloud.granularity_s, "quoted", free_allowed=False,
+            dead_man_s=deadmen.DEAD_MAN_S, teardown_s=deadmen.TEARDOWN_S, ours=True,
+            dead_men=(deadmen.AUTODOWN, deadmen.NODE_TIMER),
         )  # fmt: skip
 
     def expected(self, intent: LaunchIntent) -> NodeHandle:
@@ -287,7 +288,14 @@ class SimulatedProvider:
         both = (deadmen.AUTODOWN, deadmen.NODE_TIMER)
         data = {"deadline_utc_ns": deadline_utc_ns}
         return NodeHandle(
-            lease, name, self.cloud.usd_per_hour, self.cloud.granularity_s, "quoted", both, True, data
+            lease,
+            name,
+            self.cloud.usd_per_hour,
+            self.cloud.granularity_s,
+            "quoted",
+            both,
+            ours=True,
+            data=data,
         )
 
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
@@ -320,7 +328,14 @@ class SimulatedProvider:
         said = MicroUsd(-1) if fault == "price_nan" else node.usd_per_hour
         dead_men = handle.dead_men[:1] if fault == "one_dead_man" else handle.dead_men
         return NodeHandle(
-            intent.lease, node.name, said, self.cloud.granularity_s, "quoted", dead_men, True, handle.data
+            intent.lease,
+            node.name,
+            said,
+            self.cloud.granularity_s,
+            "quoted",
+            dead_men,
+            ours=True,
+            data=handle.data,
         )
 
     async def observe(self, handle: NodeHandle) -> Literal["up", "gone", "unreachable", "preempted"]:

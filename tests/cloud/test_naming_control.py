@@ -75,4 +75,4 @@ def test_table_gives_each_cloud_its_effective_dead_men() -> None:
     (True, ("autodown", "autodown"), True), (False, (), False),
 ])  # fmt: skip
 def test_fewer_than_two_effective_dead_men_refuse(ours: bool, have: tuple[str, ...], refused: bool) -> None:
-    assert (too_few_dead_men(ours, have) is not None) is refused
+    assert (too_few_dead_men(have, ours=ours) is not None) is refused
