@@ -17,6 +17,7 @@ timer() { # One timer a lease, in a session of its own: it outlives the job that
   [ -n "$python" ] || { echo "node_boot: no Python for the lease timer" >&2; exit 1; }
   (
     flock -n 9 || exit 0
+    rm -f "$folder/timer.json" # of a timer that is gone
     setsid nohup "$python" -S -E "$files/node_timer.py" "$folder" > "$folder/timer.log" 2>&1 < /dev/null 9>&9 &
   ) 9> "$folder/timer.lock"
   for _ in $(seq 1 50); do [ -s "$folder/timer.json" ] && return; sleep 0.1; done

@@ -228,7 +228,7 @@ class SkyProvider:
         return agent_journal.read(RunDir(local).journals / f"{flat(session)}.jsonl", f"agent:{session}")
 
     async def _shell(self, name: str) -> NodeShell:
-        argv = await sky_sdk.in_thread(lambda: _ssh_argv(name), "ssh")
+        argv = await sky_sdk.in_thread(lambda: _ssh_argv(name, self._cache.parent / "ssh"), "ssh")
         return NodeShell(argv, f"~/.campaign/{name}")
 
     # --- the end
@@ -496,14 +496,12 @@ def _down(name: str) -> None:
             raise
 
 
-def _ssh_argv(name: str) -> list[str]:
+def _ssh_argv(name: str, cache: Path) -> list[str]:
     """`ssh` to a cluster through SkyPilot's own configuration, its keys found under this HOME."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111  # ssh reads the password file, SkyPilot HOME
-    config, key = home / ".sky/generated/ssh" / name, home / ".sky/generated/ssh-keys" / f"{name}.key"
+    config, key = cache / name, home / ".sky/generated/ssh-keys" / f"{name}.key"
     if not config.is_file():
-        _write_ssh_config(name)
-    if not config.is_file():
-        raise ProviderError("unreachable", f"SkyPilot has no SSH configuration for {name}")
+        _write_ssh_config(name, home, config)
     identity = ["-i", str(key)] if key.is_file() else []
     master = [
         "-o",
@@ -526,8 +524,11 @@ def _ssh_argv(name: str) -> list[str]:
     return ["ssh", "-F", str(config), *identity, *master, *quiet, name]
 
 
-def _write_ssh_config(name: str) -> None:
-    """SkyPilot writes it when `sky status NAME` is asked for; the command is its public way to do so."""
+def _write_ssh_config(name: str, home: Path, config: Path) -> None:
+    """Ask `sky status NAME`, SkyPilot's public way to write it, and keep a copy.
+
+    A server of this account writes a file of the same name for itself, without the way through the server.
+    """
     import subprocess
     import sys
 
@@ -537,6 +538,14 @@ def _write_ssh_config(name: str) -> None:
             [str(sky_command), "status", name],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=False,
         )  # fmt: skip
+    try:
+        text = (home / ".sky/generated/ssh" / name).read_text(encoding="utf-8")
+    except OSError:
+        raise ProviderError("unreachable", f"SkyPilot has no SSH configuration for {name}") from None
+    config.parent.mkdir(parents=True, exist_ok=True)
+    temporary = config.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(config)
 
 
 def _cloud(resources: Any) -> str:

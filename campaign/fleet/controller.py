@@ -108,6 +108,8 @@ class Controller:
         self._alarms = {
             f.node: f.detail + (f"; check by hand: {f.check_by_hand}" if f.check_by_hand else "")
             for f in found.alarms
+            # Runs of others share the account: what is not of this run is noted, and `campaign reconcile` judges it.
+            if f.what == "unreachable" and f.check_by_hand
         }
         self._notes += [
             f"reconcile: {f.what} {f.node}: {f.detail}" for f in found.findings if f.what != "held"
