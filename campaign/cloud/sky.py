@@ -196,10 +196,7 @@ class SkyProvider:
             "done": list(job.done),
             "overrides": list(job.overrides),
         }
-        files = {f"run/{p.name}": p.read_bytes() for p in (run_dir.canonical, run_dir.plan, run_dir.spec)}
-        for path in sorted((run_dir.root / "workloads").glob("*.json")):
-            files[f"run/workloads/{path.name}"] = path.read_bytes()
-        await shell.push({**files, "order.json": json.dumps(order).encode()})
+        await shell.push({**order_files(run_dir), "order.json": json.dumps(order).encode()})
         await self._wait_for_setup(shell, handle.node_id)
         run = SkyAgentRun(shell, run_dir, job.intent.session, handle.lease, key, self._clock)
         self._runs[handle.lease] = run
@@ -228,7 +225,7 @@ class SkyProvider:
         return agent_journal.read(RunDir(local).journals / f"{flat(session)}.jsonl", f"agent:{session}")
 
     async def _shell(self, name: str) -> NodeShell:
-        argv = await sky_sdk.in_thread(lambda: _ssh_argv(name, self._cache.parent / "ssh"), "ssh")
+        argv = await sky_sdk.in_thread(lambda: ssh_argv(name, self._cache.parent / "ssh"), "ssh")
         return NodeShell(argv, f"~/.campaign/{name}")
 
     # --- the end
@@ -291,6 +288,14 @@ END_COMMAND = (
     "else sudo shutdown -h now; fi"
 )
 """How a node's own timer ends it: its allocation on Slurm, which is never shut down; else the machine."""
+
+
+def order_files(run_dir: RunDir) -> dict[str, bytes]:
+    """What an agent needs of a run: the spec, the plan and the prompts."""
+    files = {f"run/{p.name}": p.read_bytes() for p in (run_dir.canonical, run_dir.plan, run_dir.spec)}
+    for path in sorted((run_dir.root / "workloads").glob("*.json")):
+        files[f"run/workloads/{path.name}"] = path.read_bytes()
+    return files
 
 
 class SkyAgentRun:
@@ -496,7 +501,7 @@ def _down(name: str) -> None:
             raise
 
 
-def _ssh_argv(name: str, cache: Path) -> list[str]:
+def ssh_argv(name: str, cache: Path) -> list[str]:
     """`ssh` to a cluster through SkyPilot's own configuration, its keys found under this HOME."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111  # ssh reads the password file, SkyPilot HOME
     config, key = cache / name, home / ".sky/generated/ssh-keys" / f"{name}.key"

@@ -137,3 +137,18 @@ def slurm(cluster: str, command: str) -> str:
 def version() -> str:
     """SkyPilot's version."""
     return str(load().__version__)
+
+
+def cost_report() -> dict[str, float]:
+    """Cluster name -> dollars, as SkyPilot reports them. Raises ProviderError."""
+    sky = load()
+    try:
+        rows = retried(lambda: sky.get(sky.cost_report()))
+    except Exception as error:
+        raise ProviderError(kind_of(error), f"cost report: {_short(error)}") from error
+    found: dict[str, float] = {}
+    for row in rows:
+        name, total = str(row.get("name")), row.get("total_cost")
+        if isinstance(total, (int, float)):
+            found[name] = found.get(name, 0.0) + float(total)
+    return found

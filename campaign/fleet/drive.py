@@ -73,9 +73,11 @@ def make_providers(budget: BudgetPort, ports: PortsFactory) -> dict[str, Provide
 
 def remote_providers() -> dict[str, Provider]:
     """Providers of nodes that are not this machine: they need no budget and no ports of ours."""
+    from campaign.cloud.attach import AttachProvider
     from campaign.cloud.sky import SkyProvider
 
-    return {"sky": SkyProvider(SystemClock(), state_folder() / "wheels")}
+    clock, wheels = SystemClock(), state_folder() / "wheels"
+    return {"sky": SkyProvider(clock, wheels), "attach": AttachProvider(clock, wheels)}
 
 
 def scope_of(run_dir: RunDir, spec: Spec) -> Scope:

@@ -31,7 +31,7 @@ from campaign.store.folder import FolderStore
 from campaign.store.layout import RunDir
 from campaign.workloads import packs
 
-DRIVEN = frozenset({"local", "sky"})
+DRIVEN = frozenset({"local", "attach", "sky"})
 """Providers this version can rent from or run on."""
 
 
