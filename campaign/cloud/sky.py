@@ -6,6 +6,8 @@ own listing where there is one.
 """
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import secrets
@@ -433,7 +435,8 @@ def _optimize(node: SkyNode) -> Any:
     # Over the API the optimizer only prints; in this process it says what it chose, with the clouds enabled here.
     from sky.optimizer import Optimizer
 
-    done = sky_sdk.retried(lambda: Optimizer.optimize(dag, quiet=True))
+    with contextlib.redirect_stdout(io.StringIO()):  # `quiet` still draws its spinner
+        done = sky_sdk.retried(lambda: Optimizer.optimize(dag, quiet=True))
     return done.tasks[0].best_resources
 
 
