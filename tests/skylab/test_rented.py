@@ -12,11 +12,15 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import SPEC, Lab
 
 from campaign.store.run import open_run
+
+SPEC = Path(__file__).with_name("rented.yaml")
+Lab = Any
+"""conftest.Lab, given by the fixture."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
