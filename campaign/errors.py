@@ -46,7 +46,9 @@ class Problem:
         """`file:line: field = value: why; fix`."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         shown = f" = {self.value}" if self.value else ""
-        return f"{place}: {self.field}{shown}: {self.why}. Fix: {self.fix}"
+        text = f"{place}: {self.field}{shown}: {self.why}. Fix: {self.fix}"
+        # One line, whatever the file holds: control and private characters are spelled out.
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class UserError(CampaignError):

@@ -54,5 +54,5 @@ def command(
 
         detached(results_folder(loaded.spec, file))
         return
-    drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events)
+    drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events, only)
     drive_and_report(drive, console, as_json=as_json)

@@ -117,7 +117,9 @@ def _end_tree(server: int, grace_s: float) -> int | None:
         status = status if reaped is None else reaped
         pids = descendants(os.getpid())
         if not pids:
-            return status
+            # It may have ended between the two looks.
+            reaped = _reap(server)
+            return status if reaped is None else reaped
         if time.monotonic() >= deadline:
             _signal_all(pids, signal.SIGKILL)
         time.sleep(0.01)

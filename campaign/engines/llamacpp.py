@@ -189,7 +189,8 @@ def _from_timings(
         drafts, positions = 0, ()
         reasons.append("no_drafts")
     elif d.drafts is None:
-        reasons.append("absent")
+        # Steps need no scrape: only how many of them had a draft is not known.
+        reasons.append("drafts_unknown")
     elif (d.drafted, d.accepted) == (drafted, accepted):
         drafts, positions, source = d.drafts, d.accept_pos, "timings+metrics"
     else:

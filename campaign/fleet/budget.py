@@ -436,6 +436,9 @@ class BudgetController:
             step, words = p["step_ms"], {True: "ok", False: "drifted"}.get(p["ok"], "unproven")
             shown = f"{step:.2f} ms" if isinstance(step, (int, float)) else "no step time"
             self._notes.append(f"{where}anchor {p['position']} {shown}, {words}")
+        elif event.type == "session_finished":
+            why = f": {p['reason']}" if p["reason"] else ""
+            self._notes.append(f"session {event.session}: {p['state']}{why}")
         elif event.type == "round_committed":
             self._notes.append(f"{where}{p['round_id']} committed")
         elif event.type in {"round_voided", "lease_refused", "lease_unreachable"}:

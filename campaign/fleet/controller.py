@@ -1,11 +1,13 @@
 """Runs a campaign: sessions by priority, as money and nodes allow, until all is done or something stops it."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from campaign.clock import Clock
+from campaign.errors import CampaignError
 from campaign.fleet.again import continued, draw_of, root_of
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.reconcile import Reconciled, Scope
@@ -13,6 +15,7 @@ from campaign.fleet.snapshot import SessionSnapshot, Snapshot
 from campaign.fleet.supervisor import SessionJob, SessionResult
 from campaign.ledger.events import NewEvent
 from campaign.plan.model import CampaignPlan
+from campaign.spec.models import LocalNode
 from campaign.store.layout import RunDir
 
 POLL_S = 0.5
@@ -30,6 +33,13 @@ class PoolPort(Protocol):
     async def results(self) -> tuple[SessionResult, ...]: ...
     async def stop(self, why: str, gate: str | None = None) -> None: ...
     async def reconcile(self, scope: Scope) -> Reconciled: ...
+
+
+class PlanFile(Protocol):
+    """Where a plan that grows is kept: beside the one in force until the ledger names it."""
+
+    def begin(self, plan: CampaignPlan) -> str: ...
+    def commit(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +64,21 @@ class Controller:
         clock: Clock,
         show: Callable[[Snapshot], None] = lambda _: None,
         scope: Scope | None = None,
-        keep_plan: Callable[[CampaignPlan], str] = lambda _: "",
+        plan_file: PlanFile | None = None,
         poll_s: float = POLL_S,
     ) -> None:
-        # `scope`: what to reconcile at start, every minute and at the end. `keep_plan` stores a plan that has grown by
-        # a session, and returns its hash.
+        # `scope`: what to reconcile at start, every minute and at the end.
         self._run_dir, self._plan, self._budget, self._pool, self._clock = run_dir, plan, budget, pool, clock
         self._show = show
+        self._jobs = tuple(jobs)
         self._waiting = list(jobs)
         self._running: dict[str, SessionJob] = {}
-        self._refused: list[tuple[SessionJob, SessionResult]] = []
+        self._refused: dict[str, SessionResult] = {}
         """Held until money settles: asking again before that gives the same answer."""
         self._ended: list[SessionResult] = []
         self._stopping: str | None = None
-        self._notes: list[str] = []
         self._started_ns = clock.monotonic_ns()
-        self._scope, self._keep_plan, self._poll_s = scope, keep_plan, poll_s
+        self._scope, self._plan_file, self._poll_s = scope, plan_file, poll_s
         self._swept_ns: int | None = None
         self._alarms: dict[str, str] = {}
 
@@ -85,8 +94,11 @@ class Controller:
             await self._sweep()
             if self._stopping and not told:
                 told = True
-                await self._budget.record(NewEvent("stop_asked", {"by": "user", "why": self._stopping}))
+                # The sessions first: their last words then say stopped, not refused.
                 await self._pool.stop(self._stopping)
+                with contextlib.suppress(CampaignError):
+                    # A ledger that fails must not keep the sessions from being waited for.
+                    await self._budget.record(NewEvent("stop_asked", {"by": "user", "why": self._stopping}))
                 self._waiting.clear()
             await self._collect()
             started = await self._start_next()
@@ -95,6 +107,7 @@ class Controller:
                 break
             await self._clock.sleep(self._poll_s)
         await self._sweep(last=True)
+        self._ended += self._refused.values()
         return self._ending()
 
     async def _sweep(self, *, last: bool = False) -> None:
@@ -104,28 +117,32 @@ class Controller:
         if self._scope is None or not due:
             return
         self._swept_ns = now
-        found = await self._pool.reconcile(self._scope)
+        try:
+            found = await self._pool.reconcile(self._scope)
+        except CampaignError:
+            return  # the ledger cannot be asked; the sessions stop for that themselves
+        # Runs of others share the account: what is not of this run is left to `campaign reconcile`.
         self._alarms = {
-            f.node: f.detail + (f"; check by hand: {f.check_by_hand}" if f.check_by_hand else "")
+            f.node: f"{f.detail}; check by hand: {f.check_by_hand}"
             for f in found.alarms
-            # Runs of others share the account: what is not of this run is noted, and `campaign reconcile` judges it.
             if f.what == "unreachable" and f.check_by_hand
         }
-        self._notes += [
-            f"reconcile: {f.what} {f.node}: {f.detail}" for f in found.findings if f.what != "held"
-        ]
-        self._notes = self._notes[-50:]
 
     # --- sessions
 
     async def _start_next(self) -> bool:
-        """Start what a free node and the budget allow; True if something was started."""
-        busy = {job.plan.node for job in self._running.values()}
+        """Start what free nodes and the budget allow, in order; True if something was started.
+
+        A session that was refused waits for money to settle, and everything behind it waits with it.
+        """
+        busy = {_place(job) for job in self._running.values()}
         started = False
         for job in list(self._waiting):
-            if job.plan.node in busy:
+            if job.plan.name in self._refused:
+                break
+            if _place(job) in busy:
                 continue
-            busy.add(job.plan.node)
+            busy.add(_place(job))
             self._waiting.remove(job)
             self._running[job.plan.name] = job
             await self._pool.start(job)
@@ -136,22 +153,19 @@ class Controller:
         settled = False
         for result in await self._pool.results():
             job = self._running.pop(result.session)
-            if result.ending == "refused":
-                self._refused.append((job, result))
+            if result.ending == "refused" and not self._stopping:
+                self._refused[result.session] = result
+                self._waiting.append(job)
+                self._waiting.sort(key=self._jobs.index)
                 continue
             settled = True
             if result.ending in {"preempted", "bad_draw"} and await self._again(job, result):
                 continue
-            self._end(result)
+            self._ended.append(result)
             if result.ending in {"failed", "unreachable", "preempted"}:
                 self._waiting.clear()
-        if self._stopping or not (self._running or settled):
-            # Nothing will settle any more: what was refused stays refused.
-            for _, result in self._refused:
-                self._end(result)
-            self._refused.clear()
-        elif settled:
-            self._waiting += [job for job, _ in self._refused]
+        if settled and self._waiting:
+            # Money has settled: what was refused may ask again.
             self._refused.clear()
 
     async def _again(self, job: SessionJob, result: SessionResult) -> bool:
@@ -159,30 +173,23 @@ class Controller:
         draw = draw_of(job.plan.name) + 1
         if draw > MAX_DRAWS or self._stopping:
             return False
-        state = await self._budget.state()
-        rest = continued(job.plan, state, f"{root_of(job.plan.name)}.draw{draw}")
-        self._note_end(result)
+        rest = continued(job.plan, await self._budget.state(), f"{root_of(job.plan.name)}.draw{draw}")
         if rest is None:
             return True
         self._plan = replace(self._plan, sessions=(*self._plan.sessions, rest))
         payload = {
             "sessions": [rest.name],
             "reason": f"{result.ending} of {job.plan.name}",
-            "plan_sha256": self._keep_plan(self._plan),
+            "plan_sha256": self._plan_file.begin(self._plan) if self._plan_file else None,
             "continues": job.plan.name,
         }
         await self._budget.record(NewEvent("sessions_added", payload))
-        self._waiting.append(replace(job, plan=rest, attempts={}, done=()))
+        if self._plan_file:
+            self._plan_file.commit()
+        again = replace(job, plan=rest, attempts={}, done=())
+        self._jobs = (*self._jobs, again)
+        self._waiting.append(again)
         return True
-
-    def _end(self, result: SessionResult) -> None:
-        self._ended.append(result)
-        self._note_end(result)
-
-    def _note_end(self, result: SessionResult) -> None:
-        self._notes.append(
-            f"session {result.session}: {result.ending}{': ' + result.reason if result.reason else ''}"
-        )
 
     def _read_stop_file(self) -> None:
         try:
@@ -202,12 +209,12 @@ class Controller:
                 run=self._run_dir.name,
                 campaign=self._plan.campaign,
                 elapsed_s=elapsed,
-                left_s=_left(elapsed, sessions, self._plan),
+                left_s=_left(elapsed, sessions, self._jobs),
                 cap_usd=self._plan.cap_usd,
                 spent_usd=money.spent,
                 committed_usd=money.committed,
                 sessions=sessions,
-                notes=(*money.notes, *self._notes),
+                notes=money.notes,
             )
         )
 
@@ -226,16 +233,21 @@ class Controller:
         return Ending(0, "", results)
 
 
-def _left(elapsed: float, sessions: Sequence[SessionSnapshot], plan: CampaignPlan) -> float | None:
-    planned: Mapping[str, float] = {s.name: s.seconds for s in plan.sessions}
+def _place(job: SessionJob) -> str:
+    """What a session needs for itself. CPU sessions share one machine, whatever their nodes are called."""
+    local = isinstance(job.node, LocalNode) and not job.node.gpus
+    return "this machine's CPU" if local else job.plan.node
+
+
+def _left(elapsed: float, sessions: Sequence[SessionSnapshot], jobs: Sequence[SessionJob]) -> float | None:
     left = 0.0
-    for name, seconds in planned.items():
-        shot = next((s for s in sessions if s.name == name), None)
+    for job in jobs:
+        shot = next((s for s in sessions if s.name == job.plan.name), None)
         if shot is None:
-            left += seconds
+            left += job.plan.seconds
         elif shot.total and shot.state not in {"done", "stopped", "failed", "tripped"}:
             share = shot.done / shot.total
             # The plan's pace at first, the measured one as it becomes known.
-            pace = elapsed / share if share > 0 else seconds
-            left += (1 - share) * (share * pace + (1 - share) * seconds)
+            pace = elapsed / share if share > 0 else job.plan.seconds
+            left += (1 - share) * (share * pace + (1 - share) * job.plan.seconds)
     return left if sessions else None

@@ -10,7 +10,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,17 @@ def install_id() -> str:
 
 
 def create_run(
-    loaded: Loaded, plan: CampaignPlan, prompts: Mapping[str, Prompts], results: Path, clock: Clock
+    loaded: Loaded,
+    plan: CampaignPlan,
+    prompts: Mapping[str, Prompts],
+    results: Path,
+    clock: Clock,
+    only: str | None = None,
 ) -> tuple[RunDir, NewEvent]:
-    """Write the folder of a new run; returns it with the event to open its ledger with. Raises StoreError."""
+    """Write the folder of a new run; returns it with the event to open its ledger with. Raises StoreError.
+
+    only: the pair or ladder the plan was cut down to.
+    """
     stamp = iso(clock.utc_ns())[:19].replace("-", "").replace(":", "").replace("T", "-")
     try:
         root = _fresh_folder(results, f"{loaded.spec.campaign}-{stamp}")
@@ -68,13 +75,15 @@ def create_run(
             folder.mkdir(parents=True, exist_ok=True)
         ballast.take(run_dir)
         store = FolderStore(run_dir)
-        for name, pack in prompts.items():
-            store.put_json("workloads", name, asdict(pack))
+        pinned = {
+            name: store.put_json("workloads", name, asdict(pack)).sha256 for name, pack in prompts.items()
+        }
     except OSError as error:
         raise StoreError(
             f"cannot write under {results}: {error.strerror}. Fix: give `store:` a folder you can write"
         ) from error
-    return run_dir, NewEvent(type="run_created", payload=_registration(loaded, plan, run_dir.name))
+    payload = {**_registration(loaded, plan, run_dir.name), "workloads_sha256": pinned, "only": only}
+    return run_dir, NewEvent(type="run_created", payload=payload)
 
 
 def _fresh_folder(results: Path, name: str) -> Path:
@@ -96,7 +105,7 @@ def _registration(loaded: Loaded, plan: CampaignPlan, run: str) -> dict[str, Any
         "campaign": spec.campaign,
         "spec_sha256": loaded.source_sha256,
         "canonical_sha256": loaded.canonical_sha256,
-        "plan_sha256": sha256(codec.dump(plan)).hexdigest(),
+        "plan_sha256": codec.plan_hash(plan),
         "cap_usd_micro": plan.cap_usd,
         "gates": registered["gates"],
         "rules": registered["rules"],

@@ -7,7 +7,6 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import cast
 
 from campaign.clock import SystemClock
@@ -30,6 +29,7 @@ from campaign.ledger.lock import Signature
 from campaign.plan import codec
 from campaign.plan.model import CampaignPlan
 from campaign.spec.models import Spec
+from campaign.store import atomic
 from campaign.store.layout import RunDir
 
 RECONCILE_S = 1800.0
@@ -93,13 +93,20 @@ def scope_of(run_dir: RunDir, spec: Spec) -> Scope:
     )
 
 
-def keep_plan(run_dir: RunDir, plan: CampaignPlan) -> str:
-    """Store a plan that has grown; returns its hash."""
-    data = codec.dump(plan)
-    temporary = run_dir.plan.with_suffix(".tmp")
-    temporary.write_bytes(data)
-    temporary.replace(run_dir.plan)
-    return sha256(data).hexdigest()
+class GrownPlan:
+    """A plan with more sessions, written beside the one in force until the ledger names it."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+
+    def begin(self, plan: CampaignPlan) -> str:
+        """Write it; returns the hash that `sessions_added` registers."""
+        atomic.write(self._run_dir.next_plan, codec.dump(plan))
+        return codec.plan_hash(plan)
+
+    def commit(self) -> None:
+        """The ledger names it: it is the plan in force."""
+        self._run_dir.next_plan.replace(self._run_dir.plan)
 
 
 class _BudgetActor(BudgetController):
@@ -152,20 +159,22 @@ async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
             SystemClock(),
             show,
             scope=scope_of(drive.run_dir, drive.spec),
-            keep_plan=lambda plan: keep_plan(drive.run_dir, plan),
+            plan_file=GrownPlan(drive.run_dir),
         )
         with _signals(controller):
             ending = await controller.run()
-        closing = [NewEvent("controller_stopped", {"reason": ending.reason, "exit_code": ending.exit_code})]
-        if ending.exit_code == 0:
-            closing.append(NewEvent("run_finished", {"exit_code": 0, "reason": ""}))
-        await parts.budget.record(*closing)
+            closing = [
+                NewEvent("controller_stopped", {"reason": ending.reason, "exit_code": ending.exit_code})
+            ]
+            if ending.exit_code == 0:
+                closing.append(NewEvent("run_finished", {"exit_code": 0, "reason": ""}))
+            await parts.budget.record(*closing)
         return ending
 
 
 @contextmanager
 def _signals(controller: Controller) -> Iterator[None]:
-    """Ctrl-C and TERM stop at the next token; the second one no longer waits politely."""
+    """Ctrl-C and TERM stop at the next token and settle; the third no longer waits for that."""
     loop = asyncio.get_running_loop()
     count = 0
 

@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from campaign.budget.machine import Decision
+from campaign.budget.machine import Decision, Trip
 from campaign.clock import Clock
 from campaign.cloud.base import AgentJob, AgentRun, NodeHandle
 from campaign.fleet.budget import BudgetPort
@@ -73,9 +73,9 @@ class LocalAgentFactory:
         return InProcessAgent(make, journal, ports, progress)
 
     def _admit(self, lease: str) -> AdmitRound:
-        async def admit(group: GroupPlan, round_: RoundPlan) -> str | None:
+        async def admit(group: GroupPlan, round_: RoundPlan) -> Trip | None:
             expected_s = group.seconds / max(1, len(group.rounds))
             decision: Decision = await self._budget.admit_round(lease, round_.id, expected_s)
-            return None if decision.admitted else decision.why
+            return decision.trip
 
         return admit

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from campaign.budget.machine import limits
+from campaign.budget.machine import Trip, limits
 from campaign.clock import Clock, SystemClock
 from campaign.cloud.base import LeaseTerms
 from campaign.cloud.control import Record, verify
@@ -95,7 +95,7 @@ async def work(folder: Path, order: dict[str, Any], spec: Spec, ports: Ports, cl
     for name in (run_dir.logs, run_dir.telemetry, run_dir.cell_journals, run_dir.chunks, run_dir.text):
         name.mkdir(parents=True, exist_ok=True)
 
-    async def admit(group: GroupPlan, round_: RoundPlan) -> str | None:  # noqa: ARG001  # contract
+    async def admit(group: GroupPlan, round_: RoundPlan) -> Trip | None:  # noqa: ARG001  # contract
         return budget.admit(group.seconds / max(1, len(group.rounds)))
 
     with AgentJournal(run_dir.journals / f"{flat(plan.name)}.jsonl", f"agent:{plan.name}", clock) as journal:

@@ -5,7 +5,7 @@ but by a signed extension; silence never extends.
 """
 
 from campaign.budget import machine
-from campaign.budget.rules import Limits
+from campaign.budget.rules import Limits, Trip
 from campaign.clock import Clock
 from campaign.cloud.base import LeaseTerms
 from campaign.ledger.events import Event, NewEvent
@@ -41,12 +41,11 @@ class NodeBudget:
             }
             self._apply(NewEvent("lease_extended", payload, self._terms.session))
 
-    def admit(self, expected_s: float) -> str | None:
-        """None admits a round of `expected_s`; a sentence says why not."""
-        trip = machine.admit_round(
+    def admit(self, expected_s: float) -> Trip | None:
+        """None admits a round of `expected_s`; a Trip says why not."""
+        return machine.admit_round(
             self._state, self._limits, self._terms.lease, expected_s * 1e9, self._clock.utc_ns()
         )
-        return None if trip is None else trip.why
 
     def _apply(self, event: NewEvent) -> None:
         seq = self._state.seq + 1

@@ -8,6 +8,7 @@ from campaign.client.http import HttpClient
 from campaign.clock import SystemClock
 from campaign.engines.base import BootOrder
 from campaign.engines.host import LocalEngineHost
+from campaign.engines.readiness import CEILING
 from campaign.fleet.actors import Remote, spawn
 from campaign.session.ports import EngineHost, Ports, Telemetry
 from campaign.session.telemetry import HostTelemetry
@@ -54,7 +55,8 @@ def ray_ports() -> Ports:
     """Each part in an actor: the client's core is its own, and a dying engine takes nobody with it."""
 
     def boot_limit(order: BootOrder) -> float:
-        return order.boot_timeout_s + SLACK_S
+        # The limit is on silence; a boot that makes progress may take CEILING times as long.
+        return CEILING * order.boot_timeout_s + SLACK_S
 
     def run_limit(job: Job) -> float:
         return job.timeout_s + SLACK_S

@@ -4,11 +4,15 @@ Nothing finished is lost and nothing is done twice: a round that was committed s
 begun is kept as `superseded` and planned again under the next attempt.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 from campaign.clock import Clock
 from campaign.errors import LedgerError
+from campaign.fleet.budget import AGENT_MAY_SAY
 from campaign.ledger.agent import read as read_agent
 from campaign.ledger.events import NewEvent
 from campaign.ledger.model import Lease, RunState
@@ -32,8 +36,41 @@ class Left:
 
 
 def agent_events(run_dir: RunDir) -> list[NewEvent]:
-    """Everything the agents journalled; the ledger skips what it has merged already."""
-    return [event for path in sorted(run_dir.journals.glob("*.jsonl")) for event in read_agent(path)]
+    """Everything the agents journalled; the ledger skips what it has merged already.
+
+    Raises LedgerError where a journal says what is not an agent's to say.
+    """
+    events = [event for path in sorted(run_dir.journals.glob("*.jsonl")) for event in read_agent(path)]
+    for event in events:
+        if event.type not in AGENT_MAY_SAY:
+            raise LedgerError(f"{event.source} may not write {event.type} into the ledger")
+    return events
+
+
+def check_registered(run_dir: RunDir, state: RunState) -> None:
+    """What was registered before the first request must still stand there. Raises LedgerError."""
+    created = state.created or {}
+    with contextlib.suppress(OSError):
+        if sha256(run_dir.next_plan.read_bytes()).hexdigest() == state.plan_sha256:
+            run_dir.next_plan.replace(run_dir.plan)
+    wanted = {
+        run_dir.canonical: created.get("canonical_sha256"),
+        run_dir.plan: state.plan_sha256,
+        **{
+            run_dir.root / "workloads" / f"{name}.json": digest
+            for name, digest in (created.get("workloads_sha256") or {}).items()
+        },
+    }
+    for path, digest in wanted.items():
+        try:
+            found = sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise LedgerError(f"cannot read {path}: {error.strerror}. Fix: restore it from a copy") from error
+        if found != digest:
+            raise LedgerError(
+                f"{path} is not what the ledger registered before the first request (SHA-256 {found[:12]}... against "
+                f"{str(digest)[:12]}...). Fix: restore it from a copy; a changed file is a new run"
+            )
 
 
 def supersede(store: FolderStore, state: RunState) -> list[NewEvent]:
@@ -46,7 +83,7 @@ def supersede(store: FolderStore, state: RunState) -> list[NewEvent]:
             rounds.setdefault(key, [])
     # Sealed just before a crash, and not in any commit: whole files that must not read as valid.
     for name, file in store.sealed_cells():
-        if file.path not in state.files:
+        if file.path not in state.files and not _void(store.run_dir.root / file.path):
             store.open_cell(name.session, name.cell, name.boot_attempt).seal("superseded")
     events = []
     for (session, round_id, attempt), cells in rounds.items():
@@ -73,6 +110,13 @@ def supersede(store: FolderStore, state: RunState) -> list[NewEvent]:
     return events
 
 
+def _void(path: Path) -> bool:
+    """Whether a sealed cell was voided: it says why its rows were lost, and keeps saying it."""
+    from campaign.store import parquet
+
+    return {row.validity for row in parquet.load(path).rows()} <= {"void"}
+
+
 def _round_of(cell: Recovered) -> str:
     """The round of a recovered cell: `GROUP/rINDEX`, from its rows or its begin records."""
     group = cell.cell.split("/", 1)[0]
@@ -83,26 +127,26 @@ def _round_of(cell: Recovered) -> str:
     )
 
 
-def settle_abandoned(state: RunState, clock: Clock) -> list[NewEvent]:
+def settle_abandoned(state: RunState, clock: Clock, seen_utc_ns: int) -> list[NewEvent]:
     """Leases whose controller died. A local one bills to now or to its deadline, whichever comes first.
 
-    What came after its last sign of life is phase `lost`. A lease of another provider is left open: it
+    What came after `seen_utc_ns`, the last sign of life, is phase `lost`. A lease of another provider is left open: it
     bills until that provider shows the node gone.
     """
     events = []
     for lease in state.open_leases:
         if lease.provider == "local":
-            events += _settle_local(lease, state, clock.utc_ns())
+            events += _settle_local(lease, clock.utc_ns(), seen_utc_ns)
     return events
 
 
-def _settle_local(lease: Lease, state: RunState, now: int) -> list[NewEvent]:
+def _settle_local(lease: Lease, now: int, seen: int) -> list[NewEvent]:
     if lease.usd_per_hour is None:
         raise LedgerError(f"lease {lease.id} has no readable price: it cannot be settled")
     deadline = lease.deadline_utc_ns or lease.billing_from_utc_ns + lease.max_ns
     until = max(lease.billing_from_utc_ns, min(now, deadline))
-    seen = min(max(state.latest_utc_ns, lease.billing_from_utc_ns), until)
-    mark = {"lease": lease.id, "phase": "lost", "at_utc_ns": seen}
+    lost_from = min(max(seen, lease.billing_from_utc_ns), until)
+    mark = {"lease": lease.id, "phase": "lost", "at_utc_ns": lost_from}
     settled = {
         "lease": lease.id,
         "settled_usd_micro": bill(lease.usd_per_hour, until - lease.billing_from_utc_ns, lease.granularity_s),

@@ -5,8 +5,11 @@ until the provider's own listing shows the node gone.
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from campaign.budget.machine import Trip
@@ -19,12 +22,16 @@ from campaign.ledger.events import NewEvent
 from campaign.plan.model import SessionPlan
 from campaign.session.round import Progress
 from campaign.spec.models import Node
+from campaign.store import ballast
+from campaign.store.layout import RunDir, flat
 
 Ending = Literal["done", "refused", "stopped", "tripped", "failed", "unreachable", "preempted", "bad_draw"]
 
 DOWN_TRIES = 5
 DOWN_PAUSE_S = 2.0
 """Doubled from try to try."""
+STOP_GRACE_S = 60.0
+"""For an agent to drop its requests, void its round and stop its engines."""
 TICK_S = 1.0
 """Between two looks at what time alone can trip."""
 OBSERVE_S = 30.0
@@ -128,11 +135,14 @@ class Supervisor:
         name = self._job.plan.name
         if self._stop is not None:
             return SessionResult(name, "stopped", self._stop[0]), None
-        quote = await self._provider.quote(self._job.node)
-        missing = too_few_dead_men(quote.dead_men, ours=quote.ours)
-        if missing is not None:
-            return SessionResult(name, "refused", missing, gate="dead_man"), None
-        grant = await self._grant(quote)
+        try:
+            quote = await self._provider.quote(self._job.node)
+            missing = too_few_dead_men(quote.dead_men, ours=quote.ours)
+            if missing is not None:
+                return SessionResult(name, "refused", missing, gate="dead_man"), None
+            grant = await self._grant(quote)
+        except Exception as error:
+            return self._failed(error), None
         if not isinstance(grant, LeaseGrant):
             return grant, None
         self._deadline = grant.deadline_utc_ns
@@ -159,11 +169,20 @@ class Supervisor:
             kind = error.kind
             ending: Ending = "preempted" if kind == "preempted" else "failed"
             result = SessionResult(name, ending, str(error), error_exit=error.exit_code)
-        except CampaignError as error:
-            result = SessionResult(name, "failed", str(error), error_exit=error.exit_code)
         except Exception as error:
-            result = SessionResult(name, "failed", repr(error), error_exit=70)
+            result = self._failed(error)
         return await self._teardown(grant, handle, result, never=kind in NEVER_BEGAN), kind
+
+    def _failed(self, error: Exception) -> SessionResult:
+        name = self._job.plan.name
+        if isinstance(error, CampaignError):
+            return SessionResult(name, "failed", str(error), error_exit=error.exit_code)
+        # Our bug: what a person needs to report it stays with the run.
+        path = Path(self._job.run_dir) / "logs" / f"bug-{flat(name)}.txt"
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        return SessionResult(name, "failed", f"our bug: {error!r}; details in {path}", error_exit=70)
 
     def _stopped(self) -> tuple[str, str | None] | None:
         return self._stop
@@ -193,7 +212,11 @@ class Supervisor:
         self._agent = await self._provider.run_agent(handle, job)
         if self._stop is not None:
             await self._agent.stop(*self._stop)
-        watchers = [asyncio.create_task(self._tick()), asyncio.create_task(self._watch(handle, self._agent))]
+        watchers = [
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(self._watch(handle, self._agent)),
+            asyncio.create_task(self._end_the_deaf(self._agent)),
+        ]
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
@@ -231,8 +254,9 @@ class Supervisor:
     def _result(self, last: NewEvent | None) -> SessionResult:
         name = self._job.plan.name
         if last is None:
-            if self._stop is not None and self._stop[1] is not None:
-                return SessionResult(name, "tripped", self._stop[0], gate=self._stop[1])
+            if self._stop is not None:
+                ending: Ending = "tripped" if self._stop[1] else "stopped"
+                return SessionResult(name, ending, self._stop[0], gate=self._stop[1])
             if self._gone is not None:
                 return SessionResult(name, "preempted", self._gone, error_exit=4)
             return SessionResult(name, "failed", "the session agent ended without a word", error_exit=4)
@@ -256,11 +280,22 @@ class Supervisor:
 
     async def _tick(self) -> None:
         """Time passes: cost, deadline and silence are judged without waiting for the agent."""
-        while True:
-            for trip in await self._budget.tick():
-                if trip.session in {None, self._job.plan.name}:
-                    await self._tripped(trip)
+        try:
+            while True:
+                for trip in await self._budget.tick():
+                    if trip.session in {None, self._job.plan.name}:
+                        await self._tripped(trip)
+                await self._clock.sleep(self._tick_s)
+        except CampaignError as error:
+            # A budget that cannot be asked is a budget that is spent.
+            await self.stop(f"the budget cannot be judged: {error}", "missing_input")
+
+    async def _end_the_deaf(self, agent: AgentRun) -> None:
+        """An agent that was told to stop has `STOP_GRACE_S` to do so; then it is ended."""
+        while self._stop is None:
             await self._clock.sleep(self._tick_s)
+        await self._clock.sleep(STOP_GRACE_S)
+        await agent.kill()
 
     async def _watch(self, handle: NodeHandle, agent: AgentRun) -> None:
         """Ask the provider whether the node is still there, and end the wait for one that is not."""
@@ -274,11 +309,6 @@ class Supervisor:
                 self._gone = "the node was taken away"
                 await agent.kill()
                 return
-            silent = self._stop is not None and self._stop[1] in {"heartbeat", "lease_time", "cost"}
-            if silent:
-                # It was told to stop at the last look already, and has had the time to do so.
-                await agent.kill()
-                return
 
     async def _tripped(self, trip: Trip) -> None:
         # A stop that a person asked for is in the ledger like a trip, but is none.
@@ -289,24 +319,47 @@ class Supervisor:
     async def _teardown(
         self, grant: LeaseGrant, handle: NodeHandle, result: SessionResult, *, never: bool
     ) -> SessionResult:
-        self._state = "tearing down"
-        await self._budget.mark_phase(grant.lease, "teardown")
-        asked = {"lease": grant.lease, "why": result.reason or result.ending}
-        await self._budget.record(NewEvent("lease_down_asked", asked, self._job.plan.name))
+        # The node comes first: a ledger that fails must not keep it alive.
+        self._state, name = "tearing down", self._job.plan.name
+        asked = NewEvent(
+            "lease_down_asked", {"lease": grant.lease, "why": result.reason or result.ending}, name
+        )
+        unwritten = await self._write(lambda: self._budget.mark_phase(grant.lease, "teardown"))
+        unwritten = await self._write(lambda: self._budget.record(asked)) or unwritten
         if self._agent is not None and self._gone is None:
             result = await self._fetch(handle, result)
         proof = await take_down(self._provider, handle, self._clock)
         if not proof.gone:
             payload = {"lease": grant.lease, "why": proof.how, "check_by_hand": proof.by_hand}
-            await self._budget.record(NewEvent("lease_unreachable", payload, self._job.plan.name))
+            await self._write(lambda: self._budget.record(NewEvent("lease_unreachable", payload, name)))
             words = f"{proof.how}; it bills on in the ledger; check by hand: {proof.by_hand}"
-            return SessionResult(self._job.plan.name, "unreachable", words, error_exit=4)
-        state = await self._budget.state()
-        until = state.leases[grant.lease].billing_from_utc_ns if never else self._clock.utc_ns()
-        how = f"never began: {result.reason}; {proof.how}" if never else proof.how
-        await self._budget.settle(grant.lease, until, how)
+            return SessionResult(name, "unreachable", words, error_exit=4)
+        until, how = self._clock.utc_ns(), proof.how
+        if never:
+            until = (await self._budget.state()).leases[grant.lease].billing_from_utc_ns
+            how = f"never began: {result.reason}; {proof.how}"
+        unwritten = await self._write(lambda: self._budget.settle(grant.lease, until, how)) or unwritten
         self._state = result.ending
+        if unwritten is not None:
+            return SessionResult(
+                name, "failed", f"{unwritten}; the node is gone", error_exit=unwritten.exit_code
+            )
         return result
+
+    async def _write(self, write: Callable[[], Awaitable[object]]) -> CampaignError | None:
+        """Write to the ledger; on a full disk once more, with the reserve given back. The error, if it stays."""
+        try:
+            await write()
+        except CampaignError as error:
+            if not ballast.give_back(RunDir(Path(self._job.run_dir)), error):
+                return error
+        else:
+            return None
+        try:
+            await write()
+        except CampaignError as error:
+            return error
+        return None
 
     async def _fetch(self, handle: NodeHandle, result: SessionResult) -> SessionResult:
         """Bring what is still on the node, before it is ended. The node is ended all the same."""
@@ -362,16 +415,16 @@ async def take_down(
     for attempt in range(tries):
         try:
             await provider.down(handle)
-        except ProviderError as error:
-            how = str(error)
+        except Exception as error:
+            how = str(error) or repr(error)
         try:
             proof = await provider.prove_down(handle)
             by_hand = proof.check_by_hand or by_hand
             if proof.gone:
                 return Ended(gone=True, how=proof.how, by_hand=by_hand)
             how = how or proof.how
-        except ProviderError as error:
-            how = str(error)
+        except Exception as error:
+            how = str(error) or repr(error)
         if attempt < tries - 1:
             await clock.sleep(pause_s * 2**attempt)
     look = f"look for node {handle.node_id} of provider {provider.name}"

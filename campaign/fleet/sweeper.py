@@ -37,10 +37,11 @@ def ours(folder: str, token: str, spared: frozenset[int]) -> list[int]:
     for pid in os.listdir("/proc"):  # noqa: PTH208
         if not pid.isdigit() or int(pid) in spared:
             continue
-        marked = token.encode() in _read(f"/proc/{pid}/environ") or folder.encode() in _read(
-            f"/proc/{pid}/cmdline"
-        )
-        if marked or any(path.startswith(folder + "/") for path in _files(pid)):
+        command = _read(f"/proc/{pid}/cmdline")
+        marked = token.encode() in _read(f"/proc/{pid}/environ") or folder.encode() in command
+        # A Ray process renames itself, environment and all; somebody reading a log there is not ours.
+        named = b"ray" in command and any(path.startswith(folder + "/") for path in _files(pid))
+        if marked or named:
             pids.append(int(pid))
     return pids
 

@@ -190,6 +190,8 @@ class RunState:
     created: Mapping[str, Any] | None = None
     """Payload of `run_created`."""
     created_at_utc_ns: int | None = None
+    plan_sha256: str | None = None
+    """Of the plan in force: the one the run was created with, or the last that a session was added to."""
     controllers: int = 0
     controller_since_seq: int = 0
     """Event at which the present controller started; trips before it are history."""

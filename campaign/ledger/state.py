@@ -143,7 +143,8 @@ def _open_lease(state: RunState, event: Event) -> Lease:
 def _run_created(state: RunState, event: Event) -> RunState:
     if state.created is not None:
         raise LedgerError(f"event {event.seq}: the run was created already")
-    return replace(state, created=event.payload, created_at_utc_ns=event.utc_ns)
+    plan = event.payload["plan_sha256"]
+    return replace(state, created=event.payload, created_at_utc_ns=event.utc_ns, plan_sha256=plan)
 
 
 def _controller_started(state: RunState, event: Event) -> RunState:
@@ -165,7 +166,7 @@ def _sessions_added(state: RunState, event: Event) -> RunState:
     for name in event.payload["sessions"] or ():
         if name not in state.sessions:
             state = _with_session(state, Session(name, "planned"))
-    return state
+    return replace(state, plan_sha256=event.payload.get("plan_sha256", state.plan_sha256))
 
 
 def _run_finished(state: RunState, event: Event) -> RunState:

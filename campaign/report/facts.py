@@ -94,17 +94,18 @@ def boots(state: RunState) -> tuple[BootFact, ...]:
 
 
 def gates(events: Sequence[Event]) -> tuple[GateFact, ...]:
-    """Trips and overrides, in order."""
-    found = []
+    """Trips and overrides, in order. A trip that the agent and the controller both wrote down is one."""
+    found: dict[object, GateFact] = {}
     for e in events:
         p = e.payload
         if e.type == "gate_tripped":
-            values = (plain(p["value"]), plain(p["limit"]), plain(p["detail"]), e.source)
-            found.append(GateFact(e.utc_ns, e.session, plain(p["gate"]), "tripped", *values))
+            said = (plain(p["value"]), plain(p["limit"]), plain(p["detail"]))
+            fact = GateFact(e.utc_ns, e.session, plain(p["gate"]), "tripped", *said, e.source)
+            found.setdefault((e.session, p["gate"], *said), fact)
         elif e.type == "gate_overridden":
             values = ("", "", plain(p["reason"]), plain(p["by"]))
-            found.append(GateFact(e.utc_ns, e.session, plain(p["gate"]), "overridden", *values))
-    return tuple(found)
+            found[e.seq] = GateFact(e.utc_ns, e.session, plain(p["gate"]), "overridden", *values)
+    return tuple(found.values())
 
 
 def anchor_times(state: RunState) -> tuple[AnchorTime, ...]:

@@ -26,8 +26,8 @@ MAX_ATTEMPTS = 2
 """A round whose engine dies or hangs is done again once: twice in a row is not chance."""
 NO_RETRY = frozenset({"config", "missing_model", "not_effective", "port_owned_by_other", "oom"})
 
-AdmitRound = Callable[[GroupPlan, RoundPlan], Awaitable[str | None]]
-"""None admits the round; a sentence says why not."""
+AdmitRound = Callable[[GroupPlan, RoundPlan], Awaitable[Trip | None]]
+"""None admits the round; a trip says why not."""
 
 
 class SessionAgent:
@@ -95,8 +95,12 @@ class SessionAgent:
         for attempt in range(first, first + MAX_ATTEMPTS):
             self._ctx.check()
             refused = await self._admit(group, round_)
+            if refused is not None and refused.gate == "stop":
+                # A person asked: the round was refused before the word itself arrived.
+                raise Stopped(Command(stop=True, why=refused.detail))
             if refused is not None:
-                raise Stopped(Command(stop=True, why=refused, gate="lease_time"))
+                self._trip(refused)
+                raise Stopped(Command(stop=True, why=refused.why, gate=refused.gate))
             done_before = self._ctx.progress.done
             try:
                 await RoundRunner(self._ctx, group, round_, attempt, self._mark).run()
@@ -169,23 +173,32 @@ class SessionAgent:
         ctx.emit("phase_started", lease=ctx.who.lease, phase=phase, at_utc_ns=ctx.clock.utc_ns(), group=group)
 
     async def _watch(self) -> None:
-        """Poll for a stop, keep the lease's end, and say that we are alive."""
+        """Poll for a stop, keep the lease's end, and say that we are alive. What fails here stops the session."""
+        try:
+            command = await self._until_stopped()
+        except Exception as error:
+            # A session that nobody can stop any more must not go on.
+            command = Command(stop=True, why=f"the watcher failed: {error!r}", gate="missing_input")
+        self._ctx.progress.command = command
+        self._ctx.stopping.set()
+        await self._ctx.ports.client.cancel()
+        if command.gate == "lease_time":
+            lease = self._ctx.who.lease
+            self._trip(
+                Trip("lease_time", "deadline reached", "the lease", f"lease {lease}", self._ctx.who.session)
+            )
+
+    async def _until_stopped(self) -> Command:
         ctx = self._ctx
+        every_s = min(HEARTBEAT_S, ctx.spec.gates.heartbeat.total_seconds() / 3)
         beat = ctx.clock.monotonic_ns()
         while True:
             command = await self._control.poll()
-            if command is None and ctx.clock.utc_ns() >= self._deadline:
-                trip = Trip(
-                    "lease_time", "deadline reached", "the lease", f"lease {ctx.who.lease}", ctx.who.session
-                )
-                self._trip(trip)
-                command = Command(stop=True, why=trip.why, gate=trip.gate)
             if command is not None and command.stop:
-                ctx.progress.command = command
-                ctx.stopping.set()
-                await ctx.ports.client.cancel()
-                return
-            if ctx.clock.monotonic_ns() - beat >= HEARTBEAT_S * 1e9:
+                return command
+            if ctx.clock.utc_ns() >= self._deadline:
+                return Command(stop=True, why=f"lease {ctx.who.lease} is over", gate="lease_time")
+            if ctx.clock.monotonic_ns() - beat >= every_s * 1e9:
                 beat = ctx.clock.monotonic_ns()
                 ctx.emit(
                     "agent_heartbeat",

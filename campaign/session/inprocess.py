@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from campaign.errors import CampaignError
 from campaign.ledger.events import NewEvent
 from campaign.session.agent import SessionAgent
 from campaign.session.ports import Command, Journal, Ports
@@ -65,16 +64,19 @@ class InProcessAgent:
             self.error = error
             raise
         finally:
-            await self._close()
-            self._journal.close()
-            self._journal.queue.put_nowait(None)
+            try:
+                await self._close()
+            finally:
+                # Whoever follows the events must hear of the end, whatever failed before it.
+                self._journal.queue.put_nowait(None)
 
     async def _close(self) -> None:
         for part in (self._ports.host, self._ports.client, self._ports.telemetry):
             try:
                 await part.close()
-            except CampaignError as error:
+            except Exception as error:
                 self.error = self.error or error
+        self._journal.close()
 
     async def events(self) -> AsyncIterator[NewEvent]:
         """Events as they become durable; ends with the agent. Raises what the agent died of."""

@@ -7,11 +7,12 @@ the round is done again as a whole under the next attempt.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
-from campaign.budget.machine import Trip, over
+from campaign.budget.machine import Limits, Trip, errors_trip, limits, void_share_trip
+from campaign.client.base import Job, Outcome
 from campaign.clock import Clock
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.engines.registry import get as get_engine
@@ -99,6 +100,11 @@ class SessionContext:
     overrides: frozenset[str]
     """Gates that a person has overridden, on record."""
 
+    @property
+    def limits(self) -> Limits:
+        """What the spec's gates allow."""
+        return limits(self.spec)
+
     def emit(self, type_: str, **payload: Any) -> None:
         """Append to the session's journal; durable on return."""
         self.journal.append(NewEvent(type=type_, payload=payload, session=self.who.session))
@@ -147,9 +153,10 @@ class RoundRunner:
     async def _boot_all(self) -> None:
         # Engines with GPUs of their own load side by side; on shared cores they would slow each other.
         if all(boot.gpus for boot in self._round.boots):
-            async with asyncio.TaskGroup() as group:
-                for boot in self._round.boots:
-                    group.create_task(self._boot(boot))
+            results = await asyncio.gather(*map(self._boot, self._round.boots), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
         else:
             for boot in self._round.boots:
                 self._ctx.check()
@@ -169,7 +176,8 @@ class RoundRunner:
             models=dict(ctx.spec.models),
             place=boot.place,
             gpus=boot.gpus,
-            cpus=ctx.cpus,
+            # Two engines at work at once must not share the cores that one is pinned to.
+            cpus=() if self._group.design == "duet" else ctx.cpus,
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
         )
@@ -186,15 +194,34 @@ class RoundRunner:
         # A boot may take ten minutes at $50 an hour: a stop does not wait for it.
         ctx = self._ctx
         boot = asyncio.ensure_future(ctx.ports.host.boot(order))
-        stop = asyncio.ensure_future(ctx.stopping.wait())
-        await asyncio.wait({boot, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if not boot.done():
+        try:
+            if await self._stopped_before(boot):
+                boot.cancel()
+                await ctx.ports.host.stop(order.boot_id)
+                ctx.emit("boot_stopped", boot_id=order.boot_id)
+                ctx.check()
+            return await boot
+        finally:
             boot.cancel()
-            await ctx.ports.host.stop(order.boot_id)
-            ctx.emit("boot_stopped", boot_id=order.boot_id)
-            ctx.check()
-        return await boot
+
+    async def _stopped_before(self, work: "asyncio.Future[Any]") -> bool:
+        """Wait for the work or a stop, whichever is first; True where the stop was."""
+        stop = asyncio.ensure_future(self._ctx.stopping.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        return not work.done()
+
+    async def _ask(self, job: Job) -> Outcome:
+        """Send a request; a stop drops it, however late it came."""
+        run = asyncio.ensure_future(self._ctx.ports.client.run(job))
+        try:
+            if await self._stopped_before(run):
+                await self._ctx.ports.client.cancel()
+            return await run
+        finally:
+            run.cancel()
 
     def _ready(self, boot: BootPlan, name: str, record: BootRecord) -> None:
         ctx, arm = self._ctx, self._ctx.plan.arms[boot.arm]
@@ -227,6 +254,7 @@ class RoundRunner:
                 return (request.order if single else request.wave, "")
             return (request.wave, request.arm)
 
+        # In a duet at concurrency 1 each request is alone on its own server.
         for _, wave in groupby(self._round.sequence, key=wave_of):
             await self._wave(list(wave), phase)
 
@@ -235,8 +263,17 @@ class RoundRunner:
 
         async def one(request: RequestPlan) -> None:
             async with limits[request.arm]:
-                await self._send(request, phase, alone=False)
+                if failed:
+                    return
+                try:
+                    await self._send(request, phase, alone=self._group.concurrency == 1)
+                except BaseException:
+                    # The rest of the wave must not each run into the timeout of a server that is gone.
+                    failed.append(True)
+                    await self._ctx.ports.client.cancel()
+                    raise
 
+        failed: list[bool] = []
         results = await asyncio.gather(*(one(request) for request in wave), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -257,9 +294,10 @@ class RoundRunner:
         ctx.progress.state, ctx.progress.cell, ctx.progress.phase = "measuring", boot.cell, phase
         # Only a request that is alone on its server may claim the server's counters.
         before = await self._counters(boot.record.boot_id) if alone else None
+        ctx.check()
         writer = self._writers[request.arm]
         await self._on_disk(writer.begin, fields)
-        outcome = await ctx.ports.client.run(
+        outcome = await self._ask(
             make_job(
                 fields,
                 boot,
@@ -267,7 +305,7 @@ class RoundRunner:
                 prompt,
                 engine.request_extras(boot.arm.config),
                 ctx.spec.gates.request_timeout.total_seconds(),
-                self._sidecars(boot),
+                writer.sidecar_dir,
             )
         )
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
@@ -304,29 +342,22 @@ class RoundRunner:
         if "timeout" in row.reasons:
             limit = self._ctx.spec.gates.request_timeout.total_seconds()
             raise EngineError("hung", f"{boot.record.boot_id}: no answer within {limit:g} s")
-        last = row.error or row.error_code or row.state
+        trip = errors_trip(progress.errors_in_a_row, self._ctx.limits, self._ctx.who.session)
         self._gate(
-            "max_consecutive_errors",
-            progress.errors_in_a_row,
-            self._ctx.spec.gates.max_consecutive_errors - 1,
-            last,
+            trip
+            and replace(trip, detail=f"{trip.detail}; the last: {row.error or row.error_code or row.state}")
         )
 
-    def _gate(self, gate: str, value: float, limit: float, detail: str) -> None:
-        trip = over(gate, value, limit, detail, self._ctx.who.session)
-        if trip is not None and gate not in self._ctx.overrides:
+    def _gate(self, trip: Trip | None) -> None:
+        if trip is not None and trip.gate not in self._ctx.overrides:
             raise Tripped(trip)
-
-    def _sidecars(self, boot: Measured) -> str:
-        return str(self._ctx.run_dir.chunks / flat(f"{self._ctx.who.session}/{boot.cell}@{self._attempt}"))
 
     # --- the end
 
     async def _commit(self, start_ns: int) -> None:
         for arm, valid in self._rows.items():
-            void = valid.count(False)
-            detail = f"{self._boots[arm].cell}: {void} of {len(valid)} rows void"
-            self._gate("max_void_share", void / len(valid), self._ctx.spec.gates.max_void_share, detail)
+            trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
+            self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
         telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
         cells = [
             {

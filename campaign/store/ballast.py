@@ -7,6 +7,7 @@ import os
 from campaign.store.layout import RunDir
 
 BYTES = 4 * 2**20
+_FULL = ("disk is full", "No space left", "quota exceeded")
 
 
 def take(run_dir: RunDir) -> None:
@@ -30,8 +31,8 @@ def _full(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
-        if "full" in str(error).lower():
-            # sqlite says so in words only.
+        if any(words in str(error) for words in _FULL):
+            # sqlite, and errors that crossed a process, say so in words only.
             return True
         error = error.__cause__
     return False

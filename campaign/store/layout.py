@@ -36,6 +36,11 @@ class RunDir:
         return self.root / "plan.json"
 
     @property
+    def next_plan(self) -> Path:
+        """A plan with one session more, until the ledger has its hash."""
+        return self.root / "plan.next.json"
+
+    @property
     def ledger(self) -> Path:
         return self.root / "ledger.db"
 

@@ -171,7 +171,7 @@ async def sim_agent(  # noqa: C901  # one session, told from its start to its en
                 continue
             refused = budget.admit(group.seconds / max(1, len(group.rounds)))
             if node.stop is not None or refused is not None:
-                why, gate = node.stop or (refused or "", "lease_time")
+                why, gate = node.stop or (refused.why if refused else "", refused.gate if refused else None)
                 state, reason = ("tripped" if gate else "stopped"), why
                 break
             attempt = job.attempts.get(round_.id, 0)

@@ -172,6 +172,7 @@ class World:
         self.store: dict[str, int] = {}
         self.journals: dict[str, list[NewEvent]] = {}
         self.healed = False
+        self.next_plan: CampaignPlan | None = None
 
     # --- faults
 
@@ -252,6 +253,11 @@ class World:
                 await budget.observe(journal)
             await Reconciler(budget, {"sky": provider}, self._scope(), self.clock).run()
             await budget.record(*_superseded(await budget.state()))
+            named = (await budget.state()).sessions
+            if self.next_plan is not None and {s.name for s in self.next_plan.sessions} - {"s1", "s2"} <= set(
+                named
+            ):
+                self.commit()
             rest = rest_of(self.plan, await budget.state(), frozenset())
             self.plan, sessions = rest.plan, rest.sessions
             opening += rest.added
@@ -266,12 +272,18 @@ class World:
         ]  # fmt: skip
         return Controller(
             RunDir(Path("/nonexistent/drill")), self.plan, jobs, budget, pool, self.clock,
-            scope=self._scope(), keep_plan=self._keep, poll_s=POLL_S,
+            scope=self._scope(), plan_file=self, poll_s=POLL_S,
         )  # fmt: skip
 
-    def _keep(self, plan: CampaignPlan) -> str:
-        self.plan = plan
+    def begin(self, plan: CampaignPlan) -> str:
+        """The plan as the controller grows it."""
+        self.next_plan = plan
         return "0" * 64
+
+    def commit(self) -> None:
+        """The ledger has named it."""
+        if self.next_plan is not None:
+            self.plan = self.next_plan
 
     def _provider(self, step: Callable[[str], None]) -> SimulatedProvider:
         return SimulatedProvider(

@@ -182,7 +182,7 @@ def test_a_request_of_the_real_server() -> None:
 def test_without_scrapes_steps_are_known_and_drafts_are_not() -> None:
     counts = steps(outcome(draft_n=24, draft_n_accepted=21), None, None)
     assert (counts.steps, counts.drafts, counts.undrafted) == (26, None, None)
-    assert (counts.source, counts.reasons) == ("timings", ("absent",))
+    assert (counts.source, counts.reasons) == ("timings", ("drafts_unknown",))
 
 
 def test_a_request_that_drafted_nothing() -> None:

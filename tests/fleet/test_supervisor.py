@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
-from campaign.errors import ProviderError
+from campaign.errors import LedgerError, ProviderError
 from campaign.fleet.budget import BudgetController
 from campaign.fleet.controller import Controller
 from campaign.fleet.pool import SupervisorPool
@@ -38,6 +38,9 @@ class ScriptedAgent:
     lease: str
     script: Sequence[tuple[float, NewEvent]]
     stopped: tuple[str, str | None] | None = None
+    killed: bool = False
+    deaf: bool = False
+    """Does not listen: only killing ends it."""
     seq: int = 0
 
     def _number(self, type_: str, payload: dict[str, Any]) -> NewEvent:
@@ -48,9 +51,11 @@ class ScriptedAgent:
         yield self._number("session_started", {"lease": self.lease, "plan_sha256": None})
         for wait_s, event in self.script:
             left = wait_s
-            while left > 0 and self.stopped is None:
+            while left > 0 and self.stopped is None and not self.killed:
                 await self.clock.sleep(min(1.0, left))
                 left -= 1.0
+            if self.killed:
+                return
             if self.stopped is not None:
                 break
             yield self._number(event.type, event.payload)
@@ -60,10 +65,11 @@ class ScriptedAgent:
         )
 
     async def stop(self, why: str, gate: str | None = None) -> None:
-        self.stopped = self.stopped or (why, gate)
+        if not self.deaf:
+            self.stopped = self.stopped or (why, gate)
 
     async def kill(self) -> None:
-        self.stopped = self.stopped or ("killed", None)
+        self.killed = True
 
 
 @dataclass
@@ -75,6 +81,7 @@ class ScriptedProvider:
     launch_error: ProviderError | None = None
     real_price: MicroUsd = field(default_factory=lambda: micro("0.60"))
     downs_that_fail: int = 0
+    deaf: bool = False
     calls: list[str] = field(default_factory=list)
     agents: list[ScriptedAgent] = field(default_factory=list)
     running: int = 0
@@ -101,7 +108,7 @@ class ScriptedProvider:
         return "up"
 
     async def run_agent(self, handle: NodeHandle, job: AgentJob) -> ScriptedAgent:
-        agent = ScriptedAgent(self.clock, job.intent.session, handle.lease, self.script)
+        agent = ScriptedAgent(self.clock, job.intent.session, handle.lease, self.script, deaf=self.deaf)
         self.agents.append(agent)
         return agent
 
@@ -166,7 +173,8 @@ def rig(
     jobs = [
         SessionJob(
             "run", "quickstart", "i", str(run_dir.root), replace(main, name=f"s{n}", node=nodes[n % len(nodes)]),
-            loaded.spec.nodes["here"], loaded.canonical.decode(), {}, (),
+            # Nodes with GPUs of their own may work side by side.
+            loaded.spec.nodes["here"].model_copy(update={"gpus": (n,) if len(nodes) > 1 else ()}), loaded.canonical.decode(), {}, (),
         )
         for n in range(copies)
     ]  # fmt: skip
@@ -299,3 +307,51 @@ async def test_nothing_fits_exits_3(tmp_path: Path) -> None:
     ending = await it.controller.run()
     assert ending.exit_code == 3
     assert it.provider.calls == []
+
+
+async def test_agent_that_does_not_listen_is_ended_and_the_spend_stays_within_the_cap(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    it = rig(tmp_path, clock, ScriptedProvider(clock, [(20.0, beat(n)) for n in range(10_000)], deaf=True))
+    ending = await it.controller.run()
+    assert ending.exit_code == 3
+    assert "lease_time" in ending.reason
+    (agent,) = it.provider.agents
+    assert agent.killed
+    (lease,) = it.state.leases.values()
+    assert lease.settled_usd is not None
+    assert lease.settled_usd < micro("0.50")
+    assert not it.state.open_leases
+
+
+async def test_ledger_that_cannot_be_written_does_not_keep_the_node_alive(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    it = rig(tmp_path, clock, ScriptedProvider(clock, [(20.0, beat(n)) for n in range(10)]))
+    real = it.ledger.append
+
+    def append(*events: NewEvent) -> Any:
+        if clock.monotonic_ns() > 60e9:
+            raise LedgerError("the disk is gone")
+        return real(*events)
+
+    it.ledger.append = append  # type: ignore[method-assign]  # a disk that fails from some moment on
+    ending = await it.controller.run()
+    assert ending.exit_code == 4
+    assert "the disk is gone" in ending.reason
+    assert it.provider.running == 0
+    assert any(call.startswith("down") for call in it.provider.calls)
+
+
+async def test_nothing_overtakes_a_session_that_waits_for_money(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    _, plan = quickstart()
+    cap = float(plan.sessions[0].usd_worst) / 1e6 * 1.5
+    provider = ScriptedProvider(clock, [(5.0, beat())])
+    it = rig(tmp_path, clock, provider, f"budget.cap_usd={cap:.6f}", copies=3, nodes=("a", "b", "a"))
+    ending = await it.controller.run()
+    assert ending.exit_code == 0
+    # s2 is on the node that becomes free first, and still comes after s1, which was refused at first.
+    assert [c for c in provider.calls if c.startswith("launch")] == [
+        "launch s0.1",
+        "launch s1.1",
+        "launch s2.1",
+    ]

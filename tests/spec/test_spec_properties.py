@@ -138,3 +138,10 @@ def test_parse_canonical_refuses_what_only_looks_canonical():
         assert old in good
         with pytest.raises(SpecError):
             parse_canonical(good.replace(old, new))
+
+
+@pytest.mark.parametrize("text", ["\ue962=", "\x07=1", "a\u2028b=2", "\ud800=3"])
+def test_a_problem_is_one_printable_line_whatever_it_quotes(text):
+    with pytest.raises(SpecError) as caught:
+        load_bytes(QUICKSTART, "f.yaml", [text], {})
+    assert all(str(p).isprintable() for p in caught.value.problems)

@@ -27,6 +27,8 @@ SMALL = (
     "workloads.health.n=2",
     "anchor.boots=1",
     "anchor.between=false",
+    # A lease long enough for a busy machine.
+    "gates.boot_timeout=240s",
     "workloads.copy.max_tokens=32",
     "workloads.chat.max_tokens=12",
     "workloads.health.max_tokens=12",
@@ -92,7 +94,7 @@ def spec_argv(verb: str, values: Sequence[str]) -> list[str]:
     return [verb, str(ROOT / "experiments.yaml"), *sets(values)]
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> None:
     """Until it is so; fails where the process ends first."""
     deadline = time.monotonic() + seconds
     while not what():
