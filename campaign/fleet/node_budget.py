@@ -57,7 +57,7 @@ class NodeBudget:
 
 def _opening(terms: LeaseTerms, cap: int) -> list[NewEvent]:
     lease = {"lease": terms.lease, "node": terms.node}
-    created = {"cap_usd_micro": cap, "run": "", "campaign": "", "version": ""}
+    created = {"cap_usd_micro": cap, "run": "", "campaign": "", "version": "", "plan_sha256": ""}
     intent = {
         **lease,
         "provider": terms.provider,
