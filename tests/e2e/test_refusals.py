@@ -154,3 +154,33 @@ def test_fail_on_makes_run_exit_1() -> None:
     assert failures(FailOn(invalid=True), [verdict("step_ms", 1.0, "invalid")])
     assert failures(FailOn(unresolved=True), [verdict("step_ms", 1.0, "unresolved")])
     assert json.loads(FailOn().model_dump_json()) == {"slower": None, "invalid": False, "unresolved": False}
+
+
+@pytest.mark.engine
+def test_proven_drift_stops_and_only_an_override_on_record_goes_on(campaign: Campaign) -> None:
+    # A reference no machine meets: the first anchor is proven to be beyond it.
+    text = (
+        (ROOT / "experiments.yaml").read_text().replace("reference: establish", "reference: {step_ms: 0.5}")
+    )
+    (campaign.folder / "mine.yaml").write_text(text)
+    shrunk = (*INLINE, "anchor.boots=2", "workloads.health.n=4")
+    done = campaign.run("run", "mine.yaml", *sets(shrunk))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "anchor_drift" in done.stdout
+    assert not campaign.opened.state().open_leases
+    again = campaign.run("resume")
+    assert again.returncode == 3, "a finding about the data stands until somebody overrides it"
+    forced = campaign.run("resume", "--override", "anchor_drift", "--reason", "the reference is a joke")
+    assert forced.returncode == 0, forced.stdout + forced.stderr
+    assert "the reference is a joke" in forced.stdout
+    report = campaign.json("report")
+    assert any("gate_overridden:anchor_drift" in v["reasons"] for v in report["verdicts"])
+
+
+@pytest.mark.engine
+def test_only_one_pair_runs_and_the_ledger_says_so(campaign: Campaign) -> None:
+    done = campaign.run(*spec_argv("run", INLINE), "--only", "aa")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = campaign.opened
+    assert {r.group for r in run.requests().rows()} == {"anchor.first", "pair.aa", "anchor.last"}
+    assert (run.state().created or {})["only"] == "aa"
