@@ -28,6 +28,8 @@ VERBS = {
     "cells": "One line per cell: rates, tokens per step, step times.",
     "forecast": "Depths that have not run: said before, scored after.",
     "compare": "Two runs across sessions: a separate result that carries the session variance.",
+    "reconcile": "Take down and bill what dead controllers left behind; for cron.",
+    "doctor": "What could be rented for a file, at what price, and what would end it; launches nothing.",
 }
 
 
