@@ -1,8 +1,11 @@
 """Do the intervals hold what they promise? Seeded simulation of the verdicts of `campaign.analysis`.
 
-    python bench/calibration.py --json FILE [--reps 4000]
+    python bench/calibration.py --json FILE [--reps 4000] [--widths 1500]
 
-A session of some pairs of arms is drawn from slot, boot and residual variance, and judged by the very
+The promises first: false differences, coverage, equivalence, early stops, champions, drift and dollars, under the
+variance components of a real campaign with boot variance in the truth, and with serial correlation and heavy tails.
+Everything printed is simulated. With `--widths`, also how wide intervals are against those of somebody who knows
+every variance: a session of some pairs of arms is drawn from slot, boot and residual variance, and judged by the very
 functions that judge a run. Written and printed: how often an A/A is called different, how often a true
 difference at the margin is called equivalent, and how wide the interval is against the one a person who
 knows every variance would give.
@@ -11,13 +14,23 @@ knows every variance would give.
 import argparse
 import json
 import math
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy import special
 
+from campaign.analysis.champion import champion
+from campaign.analysis.drift import judge
+from campaign.analysis.estimate import Estimate, critical
 from campaign.analysis.pairs import boot_sd, compare, pool_for
-from campaign.analysis.variance import Boot
+from campaign.analysis.sequential import look, quads
+from campaign.analysis.variance import Boot, pool, split
+from campaign.plan.cheapest import Costs, cheapest, price
+from campaign.plan.power import METRICS, Prior, default_prior, needed_boots
+from campaign.spec.models import Anchor
+from campaign.store.row import RequestRow
 
 
 @dataclass(frozen=True)
@@ -106,22 +119,315 @@ SETTINGS = [
 ]
 
 
+# --- what the rules promise, under the components of a real campaign
+
+
+STEP = {"residual": 0.0086, "slot": 0.003, "boot": 0.003}
+RATE = {"residual": 0.066, "slot": 0.020, "boot": 0.004}
+"""Log scale: BRL-2026-11, SGLang on four B200s; boots 0.1 to 0.5 %, here 0.3 and 0.4 %."""
+COSTS = Costs(boot_s=480.0, request_s=4.6, usd_per_hour=24.0)
+"""Warm reload of a 554 GiB model, 2048 tokens at 480 tok/s, four B200s."""
+LAWS = ("normal", "serial", "heavy")
+"""Independent normal; AR(1) of 0.3 within a boot; Student's t with 4 degrees of freedom, same variance."""
+HISTORY = 6
+"""Past groups of four boots in the store, from which the prior of the boot sd is estimated."""
+
+
+def noise(rng, law, shape, sd):
+    """Residuals of this law along the last axis."""
+    if law == "heavy":
+        return rng.standard_t(4, shape) * sd / math.sqrt(2)
+    e = rng.normal(0, sd, shape)
+    if law == "serial":
+        rho = 0.3
+        e[..., 1:] *= math.sqrt(1 - rho**2)
+        for i in range(1, shape[-1]):
+            e[..., i] += rho * e[..., i - 1]
+    return e
+
+
+def group(rng, comp, law, design, n, k, shift=0.0):
+    """Boots of two arms, k each, over n prompts."""
+    prompt = rng.normal(0, 0.05, n)
+    out = []
+    for arm in "ab":
+        own = prompt + rng.normal(0, comp["slot"] / math.sqrt(2), n) + (shift if arm == "b" else 0.0)
+        y = own + rng.normal(0, comp["boot"], k)[:, None] + noise(rng, law, (k, n), comp["residual"])
+        for i in range(k):
+            r = i if design == "alternated" else 2 * i + (arm == "b")
+            out.append(Boot(arm, i, r, {f"s{j}": float(v) for j, v in enumerate(y[i])}))
+    return out
+
+
+def history(rng, comp, law, design, n):
+    """The boot sd that past runs of the store give, with its degrees of freedom."""
+    found = pool(
+        [
+            s
+            for _ in range(HISTORY)
+            if (s := split(group(rng, comp, law, design, n, 4), resident=design == "alternated"))
+        ]
+    )
+    blank = dict.fromkeys(METRICS, 0.0)
+    return Prior(blank, {"step_ms": found.sd}, blank, {"step_ms": found.df}, source="prior")
+
+
+def verdict_rates(job):
+    """False differences, coverage and false equivalence of one design under one law."""
+    name, comp, law, design, n, k, reps, seed = job
+    rng = np.random.default_rng(seed)
+    limit = math.log1p(0.02)
+    false = covered = same = bare = 0
+    for i in range(reps):
+        if i % 10 == 0:
+            known = history(rng, comp, law, design, n)
+        boots = group(rng, comp, law, design, n, k)
+        found = pool_for({"g": boots}, {"g": design}, "g", ("a", "b"))
+        sd = boot_sd("step_ms", found, prior=known)
+        a, b = ([x for x in boots if x.arm == arm] for arm in "ab")
+        stats = compare(a, b, boot=sd, resident=found.resident)
+        full = stats.full
+        false += full.p_zero() < 0.05
+        bare += stats.boots_only.p_zero() < 0.05
+        lo, hi = full.interval(0.95)
+        # Interval and estimate move with a true effect alike, so coverage of one is coverage of none.
+        covered += lo <= 0 <= hi
+        at_margin = Estimate(full.mean + limit, full.errors)
+        same += at_margin.p_equivalent(limit) < 0.05
+    return {
+        "metric": name, "law": law, "design": design, "n": n, "boots": k, "reps": reps,
+        "false_different": false / reps, "false_different_upper": upper(false, reps),
+        "false_different_boots_only": bare / reps, "coverage": covered / reps,
+        "false_equivalent": same / reps, "false_equivalent_upper": upper(same, reps),
+    }  # fmt: skip
+
+
+def upper(count, of):
+    """One-sided 95 % upper bound of a share (Clopper and Pearson 1934)."""
+    return 1.0 if count >= of else float(special.betaincinv(count + 1, of - count, 0.95))
+
+
+def stop_rates(job):
+    """How often an A/A is stopped early as different, at any look."""
+    law, every, prior_sd, reps, seed = job
+    rng = np.random.default_rng(seed)
+    n, boots = 64, 4
+    stops = bare = 0
+    for _ in range(reps):
+        own = rng.normal(0, STEP["boot"], (2, boots))
+        y = noise(rng, law, (2, boots, n // boots), STEP["residual"]) + own[:, :, None]
+        d = (y[1] - y[0]).reshape(-1) + rng.normal(0, STEP["slot"], n)
+        units = list(d) if every == "request" else quads([0.0] * n, list(d))
+        per = 1 if every == "request" else 2
+        looks = list(range(2, len(units) + 1))
+        hit = naive = False
+        for i in looks:
+            booted = -(-i * per // (n // boots))
+            seen = look(units[:i], looks=len(looks), boots=booted, boot_sd=prior_sd, limit=0.0)
+            hit = hit or seen.why == "differs"
+            if i >= 4:
+                x = np.array(units[:i])
+                naive = naive or abs(x.mean()) > critical(0.95, i - 1) * x.std(ddof=1) / math.sqrt(i)
+        stops, bare = stops + hit, bare + naive
+    return {
+        "law": law, "looks": f"after every {every}", "reps": reps, "false_stops": stops / reps,
+        "false_stops_upper": upper(stops, reps), "false_stops_plain_t": bare / reps,
+    }  # fmt: skip
+
+
+def champion_bias(reps, seed, k=4, n=16, boots=2):
+    """Bias of the best of k equal arms, in standard errors of an arm."""
+    rng = np.random.default_rng(seed)
+    sd = math.sqrt(RATE["residual"] ** 2 / n / boots + RATE["boot"] ** 2 / boots)
+    raw, adjusted = [], []
+    for _ in range(reps):
+        made = [
+            Boot(f"a{i}", j, j, {f"s{s}": float(v) for s, v in enumerate(row)})
+            for i in range(k)
+            for j, row in enumerate(
+                rng.normal(0, RATE["boot"], boots)[:, None] + rng.normal(0, RATE["residual"], (boots, n))
+            )
+        ]
+        best = champion(made, higher=True)
+        raw.append(math.log(best.raw) / sd)
+        adjusted.append(math.log(best.adjusted) / sd)
+    return {
+        "k": k, "n": n, "boots": boots, "reps": reps, "bias_raw_sd": float(np.mean(raw)),
+        "bias_adjusted_sd": float(np.mean(adjusted)), "se": float(np.std(adjusted) / math.sqrt(reps)),
+    }  # fmt: skip
+
+
+def drift_alarms(reps, seed, delta=0.01, anchors=4, boots=2, n=3):
+    """Sessions with one or more false alarms, every anchor standing exactly at delta: the worst case of H0."""
+    rng = np.random.default_rng(seed)
+    blank = RequestRow(
+        run="r", campaign="c", session="s", lease="l", node="n", gpu_set="0", boot_id="b", boot_index=0, boot_attempt=0,
+        arm="a", arm_hash="h", group="anchor", cell="c", phase="anchor", workload="w", concurrency=1, block="s0",
+        round=0, order=0, half="p0", slot=0, seed=0, attempt=0, sent_ns=0, sent_utc_ns=0, state="ok",
+    )  # fmt: skip
+    plan = Anchor(arm="a", workload="w", drift_delta=delta)
+    alarms = 0
+    for _ in range(reps):
+        rows = {}
+        for p in range(anchors):
+            name = "first" if p == 0 else f"between{p}" if p < anchors - 1 else "last"
+            own = rng.normal(0, STEP["boot"], boots) + (math.log1p(delta) if p else 0.0)
+            rows[name] = [
+                replace(
+                    blank, boot_index=i, round=i, block=f"s{s}", slot=s, group=f"anchor.{name}",
+                    step_ms=10 * math.exp(own[i] + rng.normal(0, STEP["residual"])),
+                )
+                for i in range(boots)
+                for s in range(n)
+            ]  # fmt: skip
+        said = [
+            judge(
+                name,
+                rows,
+                session="s",
+                anchor=plan,
+                declared_boot_sd=STEP["boot"],
+                prior_boot_sd=None,
+                planned=anchors,
+            )
+            for name in rows
+        ]
+        alarms += any(a.ok is False for a in said)
+    return {
+        "delta": delta, "anchors": anchors, "reps": reps, "stated": 0.05, "false_alarms": alarms / reps,
+        "false_alarms_upper": upper(alarms, reps),
+    }  # fmt: skip
+
+
+def dollars(reps, seed):
+    """What it costs to resolve a difference at 80 % power, three ways."""
+    known = default_prior("gpu")
+    rng = np.random.default_rng(seed)
+    out = []
+    for metric, comp in (("step_ms", STEP), ("decode_tok_s", RATE)):
+        for difference in (0.01, 0.02, 0.05):
+            # The habit: 16 requests a boot, the question asked in tok/s, boots repeated until it is answered.
+            habit = needed_boots("decode_tok_s", 16, difference, known, "blocks", at_most=512)
+            habit_usd = None if habit is None else price(COSTS, habit, 16)
+            best = next(
+                iter(
+                    cheapest(metric, difference, known, COSTS, designs=("alternated", "blocks"), df_boot=24)
+                ),
+                None,
+            )
+            early = None
+            if best is not None:
+                early = best.usd * early_share(rng, comp, difference, best, max(60, reps // 10))
+            out.append(
+                {
+                    "metric": metric, "difference": difference, "habit_boots": habit, "habit_usd": habit_usd,
+                    "planned_design": best and best.design, "planned_boots": best and best.boots,
+                    "planned_slots": best and best.slots, "planned_usd": best and best.usd, "early_usd": early,
+                    "habit_over_planned": habit_usd / best.usd if best and habit_usd else None,
+                }
+            )  # fmt: skip
+    return out
+
+
+def early_share(rng, comp, difference, best, reps):
+    """Mean share of the planned boots run when looks are taken after every round from the second on."""
+    total = 0.0
+    for _ in range(reps):
+        own = rng.normal(0, comp["boot"], (2, best.boots))
+        # Twice the difference asked for: early stopping pays where the truth is larger than the plan's.
+        effect = math.log1p(2 * difference) + rng.normal(0, comp["slot"], best.slots)
+        y = rng.normal(0, comp["residual"], (2, best.boots, best.slots)) + own[:, :, None]
+        d = y[1] - y[0] + effect
+        used = best.boots
+        for k in range(2, best.boots):
+            units = [u for row in d[:k] for u in quads([0.0] * best.slots, list(row))]
+            if look(units, looks=best.boots - 2, boots=k, boot_sd=comp["boot"], boot_df=24, limit=0.0).stop:
+                used = k
+                break
+        total += used / best.boots
+    return total / reps
+
+
+def promises(reps, seed, workers):
+    """All of the above; every number is simulated."""
+    jobs = [
+        (name, comp, law, design, n, 4, reps if law == "normal" else reps // 2, seed + i)
+        for i, (name, comp, law, design, n) in enumerate(
+            (name, comp, law, design, n)
+            for name, comp in (("step_ms", STEP), ("decode_tok_s", RATE))
+            for law in LAWS
+            for design in ("alternated", "blocks")
+            for n in (8, 16, 32)
+        )
+    ]
+    stops = [
+        (law, every, STEP["boot"], max(200, reps // 3), seed + 500 + i)
+        for i, (law, every) in enumerate((law, every) for law in LAWS for every in ("quad", "request"))
+    ]
+    with ProcessPoolExecutor(workers) as pool_:
+        verdicts = list(pool_.map(verdict_rates, jobs))
+        stopped = list(pool_.map(stop_rates, stops))
+    return {
+        "simulated": True,
+        "seed": seed,
+        "verdicts": verdicts,
+        "stopping": stopped,
+        "champion": champion_bias(reps, seed + 900),
+        "drift": drift_alarms(max(300, reps // 2), seed + 901),
+        "dollars": dollars(reps, seed + 902),
+    }
+
+
+def show(found):
+    """The tables of docs/STATISTICS.md."""
+    print(
+        "| metric | noise | design | n | A/A different (upper) | these boots only | coverage | false equivalent |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for r in found["verdicts"]:
+        print(
+            f"| {r['metric']} | {r['law']} | {r['design']} | {r['n']} | {r['false_different']:.1%} "
+            f"({r['false_different_upper']:.1%}) | {r['false_different_boots_only']:.1%} | {r['coverage']:.1%} "
+            f"| {r['false_equivalent']:.1%} |"
+        )
+    for r in found["stopping"]:
+        print(
+            f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) | {r['false_stops_plain_t']:.1%} |"
+        )
+    c, d = found["champion"], found["drift"]
+    print(
+        f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} +- {c['se']:.2f} sd"
+    )
+    print(
+        f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), stated {d['stated']:.0%}"
+    )
+    for r in found["dollars"]:
+        print(r)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", required=True)
     parser.add_argument("--reps", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=20260701)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--widths", type=int, default=0, help="sessions a setting of the width table; 0 leaves it out"
+    )
     args = parser.parse_args()
-    rows = []
-    for i, setting in enumerate(SETTINGS):
-        row = calibrate(setting, args.reps, seed=1000 + i)
-        rows.append(row)
+    found = promises(args.reps, args.seed, args.workers)
+    show(found)
+    found["widths"] = []
+    for i, setting in enumerate(SETTINGS if args.widths else ()):
+        row = calibrate(setting, args.widths, seed=1000 + i)
+        found["widths"].append(row)
         print(
             f"| {row['design']} | {row['slots']} | {row['boots']} | {row['pairs']} | {row['slot_sd']:g} "
             f"| {row['boot_sd']:g} | {row['false_different']:.1%} | {row['false_different_boots_only']:.1%} "
             f"| {row['false_equivalent']:.1%} | {row['width_over_oracle']:.2f} |",
             flush=True,
         )
-    Path(args.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    Path(args.json).write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

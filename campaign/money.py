@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import NewType
 
 MicroUsd = NewType("MicroUsd", int)
+NOTHING = MicroUsd(0)
 
 NS_PER_HOUR = 3_600_000_000_000
 

@@ -1,16 +1,19 @@
 """Rows and a plan in, everything a report says out. Deterministic: the same rows give the same values."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from campaign.analysis.drift import Past, judge, moved
+from campaign.analysis.estimate import ratio
+from campaign.analysis.looks import take
 from campaign.analysis.model import AnchorResult, Speculation, Verdict
 from campaign.analysis.pairs import boot_sd, compare, pool_for
 from campaign.analysis.speculation import LadderArm, speculation
 from campaign.analysis.validity import LOST_SHARE, MIN_BLOCKS, MIN_WAVES, check
 from campaign.analysis.variance import MEASURED, Boot, boots_of
-from campaign.analysis.verdicts import Context, adjust, verdict
+from campaign.analysis.verdicts import Context, adjust, direction, verdict, word
 from campaign.plan.model import CampaignPlan, Comparison, GroupPlan, SessionPlan
 from campaign.plan.power import METRICS, Prior
 from campaign.spec.models import Anchor, Metric
@@ -42,6 +45,7 @@ class _Session:
     overridden: Sequence[str]
     past: Past | None
     tolerance: float
+    stopped: Mapping[str, int]
     _boots: dict[Metric, dict[str, list[Boot]]] = field(default_factory=dict)
 
     @property
@@ -74,6 +78,7 @@ def conclude(
     prior: Prior | None = None,
     past: Past | None = None,
     tolerance: float = LOST_SHARE,
+    stopped: Mapping[tuple[str, str], int] | None = None,
 ) -> Conclusions:
     """Judge every comparison, anchor and ladder of a run.
 
@@ -83,7 +88,9 @@ def conclude(
     `unresolved` with the reason `partial`, and anchors still to come are left out. overridden: session ->
     gates that were overridden, printed beside every verdict of the session; an override of the drift gate
     keeps proven drift from making a pair invalid. prior: components from earlier rows of the store. past:
-    earlier anchors, for `reference: store`. tolerance: share of planned blocks that may be lost.
+    earlier anchors, for `reference: store`. tolerance: share of planned blocks that may be lost. stopped: (session,
+    group) -> rounds run, of pairs that a look ended early: judged on those rounds, with the interval that holds
+    at every look.
     """
     by_session: dict[str, dict[str, list[RequestRow]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(rows, key=lambda r: r.key):
@@ -92,7 +99,7 @@ def conclude(
     verdicts: list[Verdict] = []
     anchors: list[AnchorResult] = []
     ladders: list[Speculation] = []
-    for session in plan.sessions:
+    for session in (_shortened(s, stopped or {}) for s in plan.sessions):
         if partial and session.name not in by_session:
             continue
         about = _Session(
@@ -107,6 +114,7 @@ def conclude(
             overridden=tuple((overridden or {}).get(session.name, ())),
             past=past,
             tolerance=tolerance,
+            stopped={group: k for (name, group), k in (stopped or {}).items() if name == session.name},
         )
         anchors += _anchors(about)
         ladders += [
@@ -115,6 +123,52 @@ def conclude(
         moves = _moves(about)
         verdicts += [_verdict(about, c, m, moves) for c in session.comparisons for m in METRICS]
     return Conclusions(tuple(adjust(verdicts)), tuple(anchors), tuple(ladders))
+
+
+def _shortened(session: SessionPlan, stopped: Mapping[tuple[str, str], int]) -> SessionPlan:
+    """The session without the rounds that an early stop left out."""
+    groups = tuple(
+        replace(g, rounds=g.rounds[: stopped.get((session.name, g.name), len(g.rounds))])
+        for g in session.groups
+    )
+    return replace(session, groups=groups)
+
+
+def _always_valid(about: _Session, comparison: Comparison, group: GroupPlan, found: Verdict) -> Verdict:
+    """The verdict of a pair that a look ended: the primary metric carries the interval that allowed the look."""
+    reasons = tuple(sorted({*found.reasons, f"stopped_early:{about.stopped[group.name]}"}))
+    if not found.primary or found.verdict == "invalid":
+        return replace(found, reasons=reasons)
+    rows = about.rows.get(group.name, ())
+    seen = take(
+        rows,
+        group,
+        comparison,
+        about.stopped[group.name],
+        level=about.level,
+        declared=about.declared,
+        prior=None,
+    )
+    if seen.lo is None or seen.hi is None or seen.mean is None:
+        return replace(found, reasons=reasons)
+    limit = math.log1p(found.margin)
+    differs = seen.lo > 0 or seen.hi < 0
+    equivalent = -limit < seen.lo and seen.hi < limit
+    said = word(found.kind, direction(found.metric, seen.mean), differs=differs, equivalent=equivalent)
+    return replace(
+        found,
+        ratio=ratio(seen.mean),
+        lo=ratio(seen.lo),
+        hi=ratio(seen.hi),
+        lo90=ratio(seen.lo),
+        hi90=ratio(seen.hi),
+        differs=differs,
+        equivalent=equivalent,
+        verdict=said,
+        p=None,
+        p_tost=None,
+        reasons=reasons,
+    )
 
 
 def _position(group: GroupPlan) -> str:
@@ -207,7 +261,7 @@ def _verdict(
         proven, open_ = _drift(about, group.name, moves)
         fatal, notes = fatal | proven, notes | open_
     notes.update(f"gate_overridden:{gate}" for gate in about.overridden)
-    return verdict(
+    said = verdict(
         stats,
         Context(
             comparison=comparison,
@@ -220,6 +274,7 @@ def _verdict(
             usd=about.usd.get((about.plan.name, group.name)),
         ),
     )
+    return _always_valid(about, comparison, group, said) if group.name in about.stopped else said
 
 
 def _drift(about: _Session, group: str, moves: Mapping[str, bool | None]) -> tuple[set[str], set[str]]:

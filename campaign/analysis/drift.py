@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from campaign.analysis.estimate import Estimate, ratio
 from campaign.analysis.model import AnchorResult
 from campaign.analysis.pairs import KNOWN_DF, BootSd, compare
-from campaign.analysis.variance import Boot, Split, boots_of, pool, split
+from campaign.analysis.variance import Boot, Split, boots_of, common_blocks, pool, split
 from campaign.spec.models import Anchor, Reference
 from campaign.store.row import RequestRow
 
@@ -73,7 +73,7 @@ def judge(
     if step is None or (position == FIRST and establishes):
         return _because(blank, "missing_slots" if step is None else "established")
     tests = max(1, (planned or len(anchors_rows)) - establishes)
-    boot = _boot_sd(boots.values(), declared_boot_sd, prior_boot_sd)
+    boot, residual_df = _boot_sd(boots.values(), declared_boot_sd, prior_boot_sd)
     if position == FIRST and not isinstance(anchor.reference, Reference):
         if past is None or past.n < 2 or past.sd <= 0:
             return _because(blank, "no_reference")
@@ -96,9 +96,10 @@ def judge(
         why = "too_few_boots" if boot.sd is None else "drift_unproven"
         drift = None if stats.mean is None else math.expm1(stats.mean)
         return _because(blank, why, reference_ms=value, drift=drift)
+    fixed = isinstance(anchor.reference, Reference) and position == FIRST
     return _verdict(
         blank,
-        stats.full,
+        stats.full if fixed else _same_arm(stats.full, other, mine, boot, residual_df),
         value,
         delta=anchor.drift_delta,
         tests=tests,
@@ -118,19 +119,47 @@ def moved(
 ) -> bool | None:
     """Whether the node moved between two anchors: True proven beyond delta, False excluded, None neither."""
     boots = [boots_of(rows, "step_ms") for rows in anchors_rows.values()]
-    boot = _boot_sd(boots, declared_boot_sd, prior_boot_sd)
+    boot, residual_df = _boot_sd(boots, declared_boot_sd, prior_boot_sd)
     a, b = boots_of(before, "step_ms"), boots_of(after, "step_ms")
-    full = compare(a, b, boot=boot, resident=False).full
-    if full is None:
+    found = compare(a, b, boot=boot, resident=False).full
+    if found is None:
         return None
+    full = _same_arm(found, a, b, boot, residual_df)
     alpha, limit = ERROR_RATE / max(1, tests), math.log1p(delta)
     if full.p_beyond(limit) < alpha:
         return True
     return False if full.p_equivalent(limit) < alpha else None
 
 
-def _boot_sd(anchors: Iterable[Sequence[Boot]], declared: float | None, prior: float | None) -> BootSd:
-    """Of the anchors: declared, then prior, then their own repeated boots pooled over positions."""
+def _same_arm(
+    found: Estimate, a: Sequence[Boot], b: Sequence[Boot], boot: BootSd, residual_df: int
+) -> Estimate:
+    """The interval of two anchors: one arm on one set of prompts, so prompts cancel and every anchor's residual counts.
+
+    A health check has three prompts; their spread alone has two degrees of freedom, too few for a one-sided
+    test at 1 or 2 %: by simulation it raised false alarms in 7 % of sessions where 5 % was stated.
+    """
+    n = len(common_blocks([*a, *b]))
+    known = boot.sd is not None and boot.df >= KNOWN_DF
+    if not known or boot.sd is None or boot.ms_residual is None or residual_df < 1 or n < 1:
+        return found
+    h = 1 / len(a) + 1 / len(b)
+    added, within = h * boot.sd**2, h * boot.ms_residual / n
+    total = added + within
+    if total <= 0:
+        return found
+    return Estimate(
+        found.mean, ((math.sqrt(total), total**2 / (within**2 / residual_df) if within else KNOWN_DF),)
+    )
+
+
+def _boot_sd(
+    anchors: Iterable[Sequence[Boot]], declared: float | None, prior: float | None
+) -> tuple[BootSd, int]:
+    """Of the anchors: declared, then prior, then their own repeated boots pooled over positions.
+
+    With it, the degrees of freedom of the residual.
+    """
     splits: list[Split] = []
     for boots in anchors:
         found = split(boots, resident=False)
@@ -139,13 +168,13 @@ def _boot_sd(anchors: Iterable[Sequence[Boot]], declared: float | None, prior: f
     df = sum(s.df_residual for s in splits)
     residual = math.fsum(s.ms_residual * s.df_residual for s in splits) / df if df else None
     if declared is not None:
-        return BootSd(declared, KNOWN_DF, "declared", residual)
+        return BootSd(declared, KNOWN_DF, "declared", residual), df
     if prior is not None:
-        return BootSd(prior, KNOWN_DF, "prior", residual)
+        return BootSd(prior, KNOWN_DF, "prior", residual), df
     pooled = pool(splits)
     if pooled is None:
-        return BootSd(None, 0.0, "unknown", residual, ("too_few_boots",))
-    return BootSd(pooled.sd, pooled.df, "estimated", residual)
+        return BootSd(None, 0.0, "unknown", residual, ("too_few_boots",)), df
+    return BootSd(pooled.sd, pooled.df, "estimated", residual), df
 
 
 def _log_step(boots: Sequence[Boot]) -> float | None:

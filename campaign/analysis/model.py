@@ -61,6 +61,15 @@ class Verdict:
     """Holm-adjusted p; None off the primary metric."""
     boot_sd_overturn: float | None = None
     """Boot sd (log scale) that would make the boots-only difference not significant; None where it is not."""
+    supposed: tuple[tuple[float, float | None, float | None, bool], ...] = ()
+    """(boot sd, low, high, differs) where the boot sd is unknown: what boot variance would do."""
+    margin_smallest: float | None = None
+    """The smallest margin at which the equivalence test would pass; None without an interval."""
+    lo_bootstrap: float | None = None
+    """BCa interval over blocks, these boots only: a diagnostic beside the t interval."""
+    hi_bootstrap: float | None = None
+    bootstrap_claims: bool = False
+    """Whether n is large enough (16) for its coverage to be claimed."""
 
 
 @dataclass(frozen=True, slots=True)

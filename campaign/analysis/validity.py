@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from campaign.analysis.describe import median
 from campaign.analysis.variance import MEASURED, log_value, usable
 from campaign.plan.model import Comparison, GroupPlan
 from campaign.spec.models import Metric
@@ -17,6 +18,8 @@ CACHED_SHARE = 0.02
 """Share of prompt tokens served from a prefix cache above which an arm measures the cache."""
 LOST_SHARE = 0.2
 """Share of planned blocks (or of requests) lost above which the comparison is invalid."""
+COLD = 5.0
+"""Times the other requests' TTFT above which the first ones found a cold server."""
 MIN_BLOCKS = 3
 """Prompts per arm below which no interval is worth printing."""
 MIN_WAVES = 6
@@ -85,6 +88,8 @@ def check(
         fatal.add("mixed_rate_definition")
     if len({r.simulated for r in good}) > 1:
         fatal.add("mixed_simulated")
+    if _cold(mine):
+        notes.add("cold_first_wave")
     if any("client_lag" in r.reasons for r in mine):
         notes.add("client_lag")
     booted = {(r.arm, r.boot_index) for r in mine}
@@ -135,6 +140,28 @@ def _cached(rows: Sequence[RequestRow], tolerance: float) -> bool:
         if (rate is not None and rate > CACHED_SHARE) or flagged > tolerance * len(mine):
             return True
     return False
+
+
+def cold_start(ttft_ms: Sequence[float], in_flight: int) -> bool:
+    """Whether the first requests in flight took over five times the rest, by medians: the server was not warm.
+
+    ttft_ms: in issue order. The cell is flagged; nothing is dropped.
+    """
+    first, rest = median(ttft_ms[:in_flight]), median(ttft_ms[in_flight:])
+    return first is not None and rest is not None and len(ttft_ms) >= in_flight + 3 and first > COLD * rest
+
+
+def _cold(rows: Sequence[RequestRow]) -> bool:
+    boots: dict[tuple[str, int], list[RequestRow]] = defaultdict(list)
+    for row in rows:
+        if row.ttft_ms is not None and row.validity == "valid":
+            boots[row.arm, row.boot_index].append(row)
+    return any(
+        cold_start(
+            [r.ttft_ms or 0.0 for r in sorted(mine, key=lambda r: (r.order, r.sent_ns))], mine[0].concurrency
+        )
+        for mine in boots.values()
+    )
 
 
 def _unequal(rows: Sequence[RequestRow], pair: tuple[str, str]) -> bool:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from campaign.analysis.bootstrap import CLAIMS_FROM, bca
 from campaign.analysis.estimate import Estimate, holm, ratio
 from campaign.analysis.model import Verdict, VerdictWord
 from campaign.analysis.pairs import PairStats
@@ -66,6 +67,7 @@ def verdict(stats: PairStats, about: Context) -> Verdict:
     elif not partial and stats.mean is not None:
         said = word(c.kind, direction(about.metric, stats.mean), differs=differs, equivalent=equivalent)
     lo, hi = _ratios(full, about.level)
+    again = bca([value for _, value in stats.blocks], about.level) if stats.boots_only is not None else None
     lo_only, hi_only = _ratios(stats.boots_only, about.level)
     lo90, hi90 = _ratios(full, 1 - 2 * ALPHA)
     return Verdict(
@@ -105,6 +107,14 @@ def verdict(stats: PairStats, about: Context) -> Verdict:
         blocks=stats.blocks,
         ratio_median=ratio(stats.median),
         boot_sd_overturn=stats.overturn_sd,
+        supposed=tuple(
+            (sd, *_ratios(found, about.level), found.p_zero() < 1 - about.level)
+            for sd, found in stats.supposed
+        ),
+        margin_smallest=_margin(full),
+        lo_bootstrap=None if again is None else ratio(again[0]),
+        hi_bootstrap=None if again is None else ratio(again[1]),
+        bootstrap_claims=again is not None and len(stats.blocks) >= CLAIMS_FROM,
     )
 
 
@@ -140,6 +150,13 @@ def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
         else:
             out.append(v)
     return out
+
+
+def _margin(estimate: Estimate | None) -> float | None:
+    """The margin whose limits the 90 % interval just touches."""
+    if estimate is None:
+        return None
+    return math.expm1(max(abs(end) for end in estimate.interval(1 - 2 * ALPHA)))
 
 
 def _ratios(estimate: Estimate | None, level: float) -> tuple[float | None, float | None]:

@@ -31,7 +31,7 @@ from campaign.budget.rules import (
     void_share_trip,
 )
 from campaign.ledger.state import Lease, RunState
-from campaign.money import MicroUsd, bill
+from campaign.money import NOTHING, MicroUsd, bill
 
 __all__ = [
     "GATES",
@@ -74,10 +74,23 @@ __all__ = [
 
 
 def accrued(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
-    """What an open lease has cost so far, by its billing granularity; None where its price is unknown."""
+    """What an open lease has cost so far, by its billing granularity; None where its price is unknown.
+
+    Tokens of priced endpoints are in it.
+    """
+    held = _held(lease, now_utc_ns)
+    return None if held is None else MicroUsd(held + lease.tokens_usd)
+
+
+def _held(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
     if lease.usd_per_hour is None:
         return None
     return bill(lease.usd_per_hour, now_utc_ns - lease.billing_from_utc_ns, lease.granularity_s)
+
+
+def _tokens(lease: Lease) -> int:
+    """What tokens may still come to, or have come to where that is more."""
+    return max(lease.tokens_reserve_usd, lease.tokens_usd)
 
 
 def cost(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
@@ -87,10 +100,10 @@ def cost(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
 
 def at_risk(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
     """What an open lease may still come to: never less than what it has cost. None is unknown."""
-    so_far = accrued(lease, now_utc_ns)
+    so_far = _held(lease, now_utc_ns)
     if so_far is None or lease.worst_usd is None or lease.teardown_reserve_usd is None:
         return None
-    return MicroUsd(max(lease.worst_usd + lease.teardown_reserve_usd, so_far))
+    return MicroUsd(max(lease.worst_usd + lease.teardown_reserve_usd, so_far) + _tokens(lease))
 
 
 def settled(state: RunState, session: str | None = None) -> MicroUsd | None:
@@ -161,6 +174,8 @@ class LeaseAsk:
     """Longest a node outlives its deadline while one dead-man works."""
     teardown_ns: int
     free_allowed: bool = False
+    tokens_usd: MicroUsd = NOTHING
+    """Most that tokens of priced endpoints may come to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +214,11 @@ def admit_lease(state: RunState, limit: Limits, ask: LeaseAsk, now_utc_ns: int) 
         return Trip(price.gate, price.value, price.limit, f"node {ask.node}: {price.detail}", ask.session)
     if min(ask.max_ns, ask.granularity_s) <= 0 or min(ask.dead_man_ns, ask.teardown_ns) < 0:
         return Trip("missing_input", str(ask), "positive durations", f"node {ask.node}", ask.session)
-    terms = worst_case(price, ask.max_ns, ask.dead_man_ns, ask.teardown_ns, ask.granularity_s)
-    more = terms.worst_usd + terms.teardown_reserve_usd
+    # What a launch really costs is known once it is there: until then it may cost all that it is allowed to.
+    ceiling = max(price, limit.max_usd_per_hour.get(ask.node, price))
+    at_most = worst_case(ceiling, ask.max_ns, ask.dead_man_ns, ask.teardown_ns, ask.granularity_s)
+    terms = Terms(price, at_most.worst_usd, at_most.teardown_reserve_usd)
+    more = terms.worst_usd + terms.teardown_reserve_usd + ask.tokens_usd
     return _over_cap(state, limit, ask.session, more, now_utc_ns) or terms
 
 
@@ -223,7 +241,8 @@ def admit_extension(
         bill(lease.usd_per_hour, length + lease.dead_man_ns, lease.granularity_s),
         lease.teardown_reserve_usd or MicroUsd(0),
     )
-    old, new = at_risk(lease, now_utc_ns), terms.worst_usd + terms.teardown_reserve_usd
+    old = at_risk(lease, now_utc_ns)
+    new = terms.worst_usd + terms.teardown_reserve_usd + _tokens(lease)
     if old is None:
         return Trip("cost", UNKNOWN, dollars(limit.cap_usd), f"lease {lease_id}", lease.session, lease_id)
     return _over_cap(state, limit, lease.session, max(0, new - old), now_utc_ns) or terms

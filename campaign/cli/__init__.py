@@ -14,6 +14,7 @@ VERBS = {
     "init": "Write a starter experiments.yaml.",
     "validate": "Check a file: every problem with file:line and the fix.",
     "schema": "Print the JSON Schema for editors.",
+    "preflight": "Check every flag and variable of every arm against the engines' own source.",
     "plan": "Boots, requests, minutes, dollars and power, before anything is spent.",
     "selfcheck": "How good this machine's stamps are: lag, chunks per CPU second, start times.",
     "run": "Run a campaign under its budget.",
@@ -23,6 +24,13 @@ VERBS = {
     "report": "Verdicts, anchors and spend: terminal, HTML, Markdown or JSON.",
     "spend": "Where the dollars went.",
     "stop": "Ask a running campaign to stop, tear down and settle.",
+    "import": "Published result files as a run folder.",
+    "verify": "Recompute every printed number from the raw rows; name each difference.",
+    "cells": "One line per cell: rates, tokens per step, step times.",
+    "forecast": "Depths that have not run: said before, scored after.",
+    "compare": "Two runs across sessions: a separate result that carries the session variance.",
+    "reconcile": "Take down and bill what dead controllers left behind; for cron.",
+    "doctor": "What could be rented for a file, at what price, and what would end it; launches nothing.",
 }
 
 
@@ -35,7 +43,9 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"campaign.cli.{cmd_name}").command
+        # `import` is a word of Python, so its module is `import_`.
+        module = "import_" if cmd_name == "import" else cmd_name
+        command = importlib.import_module(f"campaign.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
 

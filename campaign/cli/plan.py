@@ -1,8 +1,13 @@
 """`campaign plan`: what a campaign would do and cost, before anything is spent."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from campaign.plan.power import Prior
+    from campaign.spec.models import Spec
 
 
 @click.command()
@@ -22,7 +27,7 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
     from campaign.spec.load import load
 
     loaded = load(file, sets)
-    plan = build(loaded.spec, declared_prices(loaded.spec))
+    plan = build(loaded.spec, declared_prices(loaded.spec), _prior(loaded.spec))
     if as_json:
         import json
 
@@ -34,3 +39,14 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
 
         render(plan, loaded.defaults(), Console(highlight=False))
     require_admitted(plan)
+
+
+def _prior(spec: "Spec") -> "Prior | None":
+    """Variance components of the store's earlier runs on the same kind of device; None where it has none."""
+    results = Path(spec.store)
+    if "://" in spec.store or not any(results.glob("*/ledger.db")):
+        return None
+    from campaign.report.past import earlier, prior_of
+
+    cpu = not any(getattr(n, "gpus", ()) or n.provider == "sky" for n in spec.nodes.values())
+    return prior_of(earlier(results, cpu=cpu), cpu=cpu)

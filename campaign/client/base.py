@@ -77,6 +77,8 @@ class Outcome:
     """Lag of the stamp used, as counts by bucket (campaign.client.lag)."""
     user_lag: LagCounts = ()
     """Lag of the user stamp, likewise."""
+    retry_after: str | None = None
+    """The Retry-After header, as the server wrote it."""
 
 
 @runtime_checkable

@@ -101,6 +101,8 @@ class Response:
     """Stamp of the read that completed it."""
     error: str | None
     """Why the bytes are not HTTP."""
+    retry_after: str | None = None
+    """The Retry-After header."""
 
     @property
     def body(self) -> bytes:
@@ -195,4 +197,5 @@ def parse_steps(reads: Sequence[tuple[int, bytes]]) -> Generator[None, None, Res
         complete=collector.complete,
         complete_ns=complete_ns,
         error=error,
+        retry_after=headers.get("retry-after"),
     )

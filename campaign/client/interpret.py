@@ -220,13 +220,14 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
 
 
 def _report(reading: Reading, value: dict[str, Any]) -> None:
-    """Keep the engine's own words: llama.cpp `timings` flat, SGLang `sglext` and `meta_info` by name."""
+    """Keep the engine's own words: llama.cpp `timings` flat, SGLang `sglext` and `meta_info`, vLLM `metrics` by name."""
     timings = value.get("timings")
     if isinstance(timings, dict):
         reading.report.update(timings)
-    for name in ("sglext", "meta_info"):
+    for name in ("sglext", "meta_info", "metrics"):
         if isinstance(value.get(name), dict):
-            reading.report[name] = value[name]
+            # SGLang sends two `sglext`: of cached tokens, and of speculation.
+            reading.report[name] = {**reading.report.get(name, {}), **value[name]}
 
 
 def _generated(choice: dict[str, Any]) -> list[tuple[Channel, str]]:
@@ -420,5 +421,6 @@ def conclude_steps(
         else (exchange.sent_ns - exchange.planned_ns) / 1e3,
         lag=lag_counts(exchange.lags_ns),
         user_lag=lag_counts(exchange.user_lags_ns),
+        retry_after=response.retry_after,
     )
     return Interpreted(outcome, reading, response)

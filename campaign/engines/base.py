@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from campaign.client.base import Outcome
-from campaign.spec.models import Arm, Model
+from campaign.spec.models import Arm, Model, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class BootOrder:
     """CPU cores the server is pinned to; empty means not pinned."""
     log_path: str
     boot_timeout_s: float
+    runtime: Runtime | None = None
+    """How the engine got onto the node; None is this Python environment."""
 
 
 @dataclass(frozen=True, slots=True)

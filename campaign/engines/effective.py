@@ -17,6 +17,20 @@ _CHANGED = re.compile(
 )
 
 
+_ASKED = (
+    "threads", "context", "kv_dtype", "tp", "dp", "ep", "pp", "attention_backend", "moe_backend", "graphs",
+    "prefill_graphs", "memory_fraction", "quantization", "dtype", "load_format", "max_running_requests",
+    "prefix_cache",
+)  # fmt: skip
+_ASKED_SPECULATION = (
+    "method", "depth", "ngram_size", "steps", "topk", "draft_tokens", "breadth", "draft_quantization", "draft_tp",
+    "simulated_acceptance",
+)  # fmt: skip
+
+
+_DUMP = 2000
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that was asked for and is not in force."""
@@ -32,20 +46,12 @@ class Difference:
 def requested(arm: Arm) -> dict[str, Any]:
     """The fields of an arm that a server can be asked about, dotted; only those that are set."""
     spec = arm.speculation
-    fields: dict[str, Any] = {
-        "threads": arm.threads,
-        "context": arm.context,
-        "kv_dtype": arm.kv_dtype,
-        "tp": arm.tp,
-        "max_running_requests": arm.max_running_requests,
-        "prefix_cache": arm.prefix_cache,
-    }
+    fields: dict[str, Any] = {name: getattr(arm, name) for name in _ASKED}
+    fields["graph_sizes"] = None if arm.graph_sizes is None else list(arm.graph_sizes)
+    fields["trust_remote_code"] = arm.trust_remote_code or None
     if spec is not None and spec.depth > 0:
-        fields |= {
-            "speculation.method": spec.method,
-            "speculation.depth": spec.depth,
-            "speculation.ngram_size": spec.ngram_size,
-        }
+        fields |= {f"speculation.{name}": getattr(spec, name) for name in _ASKED_SPECULATION}
+        fields["speculation.adaptive"] = spec.adaptive or None
     return {k: v for k, v in fields.items() if v is not None}
 
 
@@ -76,7 +82,8 @@ def log_differences(log: str, env: Mapping[str, str], args: Sequence[str]) -> tu
     capture`), count: engines warn about many things that were never asked for.
     """
     out: list[Difference] = []
-    lines = log.splitlines()
+    # A dump of every argument names them all and denies none.
+    lines = [line for line in log.splitlines() if len(line) <= _DUMP]
     for name, value in env.items():
         word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])")
         line = next((s for s in lines if word.search(s) and (_IGNORED.search(s) or _CHANGED.search(s))), None)

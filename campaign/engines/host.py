@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
-from campaign.engines import effective, failures, fetch, procfs, weights
+from campaign.engines import effective, failures, fetch, gpus, procfs, runtimes, weights
+from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
 from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
 from campaign.redact import REDACTOR
+from campaign.spec.models import Arm
 
 PORT_TRIES = 3
 """We chose the port, so one that is taken meanwhile is ours to replace."""
@@ -79,6 +81,7 @@ class _Server:
     clock: Clock
     poller: Poller
     created: float | None = None
+    gpus_before: gpus.Use | None = None
     failed: Failed | None = None
     stopping: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: tuple[int, int] = (-1, 0)
@@ -110,6 +113,8 @@ class _Server:
         return "ours" if all(x.inode in ours for x in found) else "foreign"
 
     async def get(self, path: str) -> tuple[int | None, tuple[str, ...] | None]:
+        if path == "/health":
+            path = str(getattr(self.engine, "health_path", path))
         try:
             status, body = await fetch.get(self.base_url + path, self.launch.headers, _HTTP_S)
         except (OSError, TimeoutError):
@@ -130,6 +135,11 @@ class _Server:
             status, raw = await fetch.post(
                 self.base_url + "/v1/completions", self.launch.headers, body, timeout_s
             )
+            if status in {404, 405, 501}:  # a server that only chats
+                body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+                status, raw = await fetch.post(
+                    self.base_url + "/v1/chat/completions", self.launch.headers, body, timeout_s
+                )
             produced = status == 200 and json.loads(raw)["usage"]["completion_tokens"] == 1
         except TimeoutError:
             return "hung"
@@ -148,12 +158,16 @@ class LocalEngineHost:
         engines: Callable[[str], Engine] = get_engine,
         token_timeout_s: float = 30.0,
         seed: int | None = None,
+        look_at: gpus.Look = gpus.look,
     ) -> None:
         self._clock = clock or SystemClock()
         self._engines = engines
         self._token_timeout_s = token_timeout_s
+        self._look_at = look_at
         self._servers: dict[str, _Server] = {}
         self._ended: dict[str, tuple[str, str]] = {}
+        self._endpoints: set[str] = set()
+        """Boots that are a provider's endpoint: nothing of ours runs."""
         self._ports: set[int] = set()
         self._rng = random.Random(seed)  # noqa: S311  # spreads ports, guards nothing
 
@@ -165,8 +179,13 @@ class LocalEngineHost:
         """
         if order.boot_id in self._servers:
             raise EngineError("config", f"{order.boot_id} is already running")
-        engine = self._engines(order.config.engine or "")
+        engine = bound(self._engines(order.config.engine or ""), order.config)
         await asyncio.to_thread(engine.preflight, order.config, order.models)
+        if isinstance(engine, Api):
+            record = await engine.connect(order, self._clock)
+            self._endpoints.add(order.boot_id)
+            return record
+        self._free(order)
         for attempt in range(1, PORT_TRIES + 1):
             try:
                 return await self._boot_on(order, engine, procfs.free_port(self._ports, self._rng))
@@ -177,12 +196,37 @@ class LocalEngineHost:
                 raise EngineError("port_taken", str(error)) from error
         raise AssertionError("unreachable")
 
+    def _free(self, order: BootOrder) -> None:
+        """Raises EngineError where the GPUs of this boot are in use by somebody else, or by another boot of ours."""
+        taken = {g: s.order.boot_id for s in self._servers.values() for g in s.order.gpus}
+        shared = [g for g in order.gpus if g in taken]
+        if shared:
+            raise EngineError("config", f"{order.boot_id}: GPU {shared[0]} is in use by {taken[shared[0]]}")
+        strangers = self._strangers(order)
+        if strangers:
+            listed = ", ".join(f"pid {pid} ({mib:.0f} MiB)" for pid, mib in strangers.items())
+            gpus_ = ", ".join(map(str, order.gpus))
+            raise EngineError(
+                "not_effective", f"{order.boot_id}: another process is on GPU {gpus_}: {listed}"
+            )
+
+    def _strangers(self, order: BootOrder) -> dict[int, float]:
+        ours = {pid for server in self._servers.values() for pid in server.child.pids()}
+        return gpus.foreign(self._look_at(order.gpus), ours)
+
+    async def foreign(self, boot_id: str) -> str | None:
+        """Who else is on the GPUs of a boot now; None where nobody is, or nobody can tell."""
+        server = self._servers.get(boot_id)
+        found = {} if server is None else await asyncio.to_thread(self._strangers, server.order)
+        return ", ".join(f"pid {pid} ({mib:.0f} MiB)" for pid, mib in found.items()) or None
+
     async def _boot_on(self, order: BootOrder, engine: Engine, port: int) -> BootRecord:
+        launch = await asyncio.to_thread(engine.launch, order, port)
         self._ports.add(port)
-        launch = engine.launch(order, port)
         for value in launch.headers.values():
             REDACTOR.hide(value.rpartition(" ")[2])
         log = LogTail(Path(order.log_path))
+        before = await asyncio.to_thread(self._look_at, order.gpus)
         spawned_ns = self._clock.monotonic_ns()
         try:
             child = await children.start(
@@ -195,6 +239,7 @@ class LocalEngineHost:
         server = _Server(
             order, engine, launch, child, port, log, state, self._clock, Poller(engine.read_counters)
         )
+        server.gpus_before = before
         self._servers[order.boot_id] = server
         try:
             return await self._ready(server)
@@ -235,7 +280,13 @@ class LocalEngineHost:
             "argv": REDACTOR.argv(live["argv"]),
             "env": REDACTOR.env(env, ENV_VALUES | set(order.config.env)),
             "created": iso(int(live["created"] * 1e9)),
-            "versions": dict(engine.versions()),
+            "versions": {
+                **engine.versions(),
+                **await asyncio.to_thread(runtimes.versions, live["argv"][0], order),
+            },
+            "runtime": _runtime(order),
+            "patches": {patch.target: patch.sha256 for patch in order.config.patches},
+            "gpus": list(order.gpus),
             "weights": await asyncio.to_thread(weights.identity, order.config, order.models),
             "requested": asked,
             "effective": in_force,
@@ -284,7 +335,8 @@ class LocalEngineHost:
         """
         server = self._servers.get(boot_id)
         if server is None:
-            return False
+            # An endpoint that fails shows in its requests; asking costs tokens.
+            return boot_id in self._endpoints
         server.failed = await check_alive(server.state, server, self._clock, self._token_timeout_s)
         return server.failed is None
 
@@ -303,6 +355,7 @@ class LocalEngineHost:
 
     async def stop(self, boot_id: str) -> None:
         """End the whole tree, wait until it is gone and its port is free. Idempotent."""
+        self._endpoints.discard(boot_id)
         server = self._servers.get(boot_id)
         if server is not None:
             await asyncio.shield(self._end(server, ("stopped", "stopped by us")))
@@ -316,6 +369,11 @@ class LocalEngineHost:
             if self._servers.get(server.order.boot_id) is not server:
                 return
             await asyncio.to_thread(server.child.end)
+            released = await asyncio.to_thread(
+                gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
+            )
+            if not released:
+                why = (why[0], f"{why[1]}; its GPU memory was not given back within {gpus.RELEASE_S:.0f} s")
             for _ in range(100):
                 if server.owner() == "foreign" or procfs.port_is_free(server.port):
                     break
@@ -323,6 +381,22 @@ class LocalEngineHost:
             self._ports.discard(server.port)
             self._ended[server.order.boot_id] = why
             del self._servers[server.order.boot_id]
+
+
+def bound(engine: Engine, arm: Arm) -> Engine:
+    """The adapter of one arm, for an engine whose pages and counters the arm declares."""
+    bind = getattr(engine, "for_arm", None)
+    return engine if bind is None else cast("Engine", bind(arm))
+
+
+def _runtime(order: BootOrder) -> dict[str, Any] | None:
+    """How the engine got here; an image by its digest."""
+    if order.runtime is None:
+        return None
+    given = order.runtime.model_dump(exclude_none=True)
+    if order.runtime.image is not None and (found := runtimes.DIGEST.search(order.runtime.image)):
+        given["image_digest"] = found[1]
+    return cast("dict[str, Any]", REDACTOR.json(given))
 
 
 def _environment(launch: Launch) -> dict[str, str]:

@@ -73,8 +73,8 @@ def check_page(text: str) -> None:
         raise NotPrometheus("no sample in it")
 
 
-def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Samples by name, of the names that this module knows. Raises NotPrometheus.
+def samples(text: str, known: frozenset[str] = _ALL) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Samples by name, of the names in `known`. Raises NotPrometheus.
 
     Only lines of known names reach the parser: one malformed line of a stranger must not cost the counters.
     """
@@ -84,7 +84,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     lines = [
         line
         for line in text.splitlines()
-        if (m := _NAME.match(line)) and (m[1] in _ALL or m[1] + "_total" in _ALL)
+        if (m := _NAME.match(line)) and (m[1] in known or m[1] + "_total" in known)
     ]
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     try:
@@ -106,18 +106,37 @@ def _whole(value: float) -> tuple[int | None, str]:
 
 def read(text: str) -> Counters:
     """The counters of one page. Raises NotPrometheus."""
-    found = samples(text)
+    return _counters(samples(text), _WANTED, normalise=True)
+
+
+def read_named(text: str, names: Mapping[str, str]) -> Counters:
+    """The counters of a page whose names are declared, field of `Counters` to name. Raises NotPrometheus.
+
+    A name stands for itself and for itself with `_total`; a field that is not declared is absent.
+    """
+    wanted = {field: (f"{name}_total", name) for field, name in names.items()}
+    known = frozenset(n for spelt in wanted.values() for n in spelt) | {_STARTED}
+    return _counters(samples(text, known), {**dict.fromkeys(_ALIASES, ()), **wanted}, normalise=False)
+
+
+def _counters(
+    found: Mapping[str, list[tuple[dict[str, str], float]]],
+    wanted: Mapping[str, tuple[str, ...]],
+    *,
+    normalise: bool,
+) -> Counters:
     values: dict[str, int | None] = {}
     reasons: list[str] = []
     for field in _SUMMED:
-        name = next((n for n in _WANTED[field] if n in found), None)
+        name = next((n for n in wanted[field] if n in found), None)
         values[field], code = (None, "absent") if name is None else _whole(sum(v for _, v in found[name]))
         if code:
             reasons.append(f"{field}:{code}")
-    positions, code = _positions(found)
+    positions, code = _positions(found, wanted["accept_pos"])
     if code:
         reasons.append(f"accept_pos:{code}")
-    _normalise(values, found, reasons)
+    if normalise:
+        _normalise(values, found, reasons)
     started = [v for _, v in found.get(_STARTED, []) if math.isfinite(v) and v > 0]
     if not started:
         reasons.append("started:absent")
@@ -137,8 +156,10 @@ def read(text: str) -> Counters:
     )
 
 
-def _positions(found: Mapping[str, list[tuple[dict[str, str], float]]]) -> tuple[tuple[int, ...] | None, str]:
-    name = next((n for n in _WANTED["accept_pos"] if n in found), None)
+def _positions(
+    found: Mapping[str, list[tuple[dict[str, str], float]]], wanted: tuple[str, ...]
+) -> tuple[tuple[int, ...] | None, str]:
+    name = next((n for n in wanted if n in found), None)
     if name is None:
         return None, "absent"
     by_position: dict[int, float] = {}

@@ -26,6 +26,7 @@ from campaign.spec.models import Spec
 AGENT_MAY_SAY: Final = frozenset(
     {
         "phase_started",
+        "tokens_billed",
         "boot_started",
         "boot_ready",
         "boot_failed",
@@ -109,7 +110,7 @@ class BudgetPort(Protocol):
     """A BudgetController, or the actor that holds one. Everything it returns can be pickled."""
 
     async def admit_lease(
-        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int
+        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int, tokens_usd: int = 0
     ) -> LeaseGrant | Refusal: ...
     async def lease_opened(self, lease: str, handle: NodeHandle) -> list[Trip]: ...
     async def admit_extension(self, lease: str, deadline_utc_ns: int) -> Extension | Refusal: ...
@@ -146,7 +147,7 @@ class BudgetController:
     # --- leases
 
     async def admit_lease(
-        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int
+        self, *, session: str, node: str, provider: str, quote: Quote, max_ns: int, tokens_usd: int = 0
     ) -> LeaseGrant | Refusal:
         """Admit a lease of `max_ns` from now, or refuse it; either is one transaction of the ledger.
 
@@ -163,6 +164,7 @@ class BudgetController:
                 dead_man_ns=quote.dead_man_s * 1_000_000_000,
                 teardown_ns=quote.teardown_s * 1_000_000_000,
                 free_allowed=quote.free_allowed,
+                tokens_usd=MicroUsd(tokens_usd),
             )
             terms = machine.admit_lease(self._state, self._limits, ask, now)
             if isinstance(terms, Trip):
@@ -184,6 +186,7 @@ class BudgetController:
                         "teardown_ns": ask.teardown_ns,
                         "worst_usd_micro": terms.worst_usd,
                         "teardown_reserve_usd_micro": terms.teardown_reserve_usd,
+                        "tokens_usd_micro": tokens_usd,
                         "billing_from_utc_ns": now,
                         "deadline_utc_ns": deadline,
                         "price_source": quote.source,
@@ -220,12 +223,15 @@ class BudgetController:
             }
             dearer = max(_whole_or_none(handle.usd_per_hour) or 0, held.usd_per_hour or 0)
             granularity = max(handle.granularity_s, held.granularity_s)
-            if dearer != held.usd_per_hour or granularity != held.granularity_s:
+            reserved = max(held.max_usd_per_hour or 0, held.usd_per_hour or 0)
+            if (dearer, granularity) != (reserved, held.granularity_s):
+                # The reserve was made at the most a launch may cost; now the price is known.
                 terms = machine.worst_case(
                     MicroUsd(dearer), held.max_ns, held.dead_man_ns, held.teardown_ns, granularity
                 )
                 payload["worst_usd_micro"] = terms.worst_usd
                 payload["teardown_reserve_usd_micro"] = terms.teardown_reserve_usd
+            if dearer != held.usd_per_hour:
                 quoted = held.quoted_usd_per_hour or 0
                 payload["price_gap_usd_per_hour_micro"] = dearer - quoted
                 gap = machine.dollars(dearer - quoted)

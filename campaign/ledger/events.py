@@ -94,6 +94,7 @@ PAYLOADS: Final[dict[str, frozenset[str]]] = {
     "lease_unreachable": frozenset({"lease", "why", "check_by_hand"}),
     "lease_settled": frozenset({"lease", "settled_usd_micro", "until_utc_ns", "proof"}),
     "phase_started": frozenset({"lease", "phase", "at_utc_ns"}),
+    "tokens_billed": frozenset({"lease", "usd_micro", "prompt_tokens", "completion_tokens"}),
     # --- the node
     "boot_started": frozenset({"boot_id", "arm", "arm_hash", "place", "port"}),
     "boot_ready": frozenset({"boot_id", "boot_ns", "provenance"}),
@@ -103,6 +104,7 @@ PAYLOADS: Final[dict[str, frozenset[str]]] = {
     "round_committed": frozenset({"round_id", "attempt", "cells"}),
     "round_voided": frozenset({"round_id", "attempt", "reason"}),
     "round_superseded": frozenset({"round_id", "attempt", "cells", "possibly_spent", "torn_bytes"}),
+    "group_stopped": frozenset({"group", "look", "why", "skipped"}),
     "anchor_judged": frozenset({"position", "step_ms", "reference_ms", "drift", "lo", "hi", "ok", "reasons"}),
     "agent_heartbeat": frozenset({"cell", "done", "total"}),
     "session_started": frozenset({"lease", "plan_sha256"}),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from campaign.money import MicroUsd
+from campaign.money import NOTHING, MicroUsd
 from campaign.store.base import SealedFile
 
 RoundState = Literal["begun", "committed", "voided", "superseded"]
@@ -68,6 +68,10 @@ class Lease:
     agent_ended_at_utc_ns: int | None = None
     """When its session's agent said it was finished."""
     marks: tuple[PhaseMark, ...] = ()
+    tokens_reserve_usd: MicroUsd = NOTHING
+    """Most that tokens of priced endpoints may come to on this lease."""
+    tokens_usd: MicroUsd = NOTHING
+    """What they have come to so far."""
 
     @property
     def opened(self) -> bool:
@@ -205,6 +209,8 @@ class RunState:
     """How every attempt of every round ended, or `begun`."""
     boots: Mapping[str, Boot] = field(default_factory=dict)
     anchors: tuple[AnchorJudged, ...] = ()
+    stopped_early: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """By (session, group): `look` (rounds run), `why`, and the round ids `skipped`."""
     tripped: tuple[Gate, ...] = ()
     overridden: tuple[Override, ...] = ()
     stop_asked: Mapping[str, Any] | None = None
@@ -225,8 +231,10 @@ class RunState:
         return tuple(lease for lease in self.leases.values() if not lease.settled)
 
     def done(self, session: str) -> tuple[str, ...]:
-        """Round ids of a session that are committed."""
-        return tuple(r.id for r in self.rounds.values() if r.session == session and r.state == "committed")
+        """Round ids of a session that are committed, or that an early stop left out."""
+        committed = [r.id for r in self.rounds.values() if r.session == session and r.state == "committed"]
+        skipped = [i for (s, _), e in self.stopped_early.items() if s == session for i in e["skipped"]]
+        return tuple(dict.fromkeys([*committed, *skipped]))
 
     def attempts(self, session: str) -> dict[str, int]:
         """Round id -> the next attempt number, of a session's rounds that were begun and not committed."""

@@ -26,6 +26,7 @@ from campaign.ledger.model import (
     Session,
     money,
 )
+from campaign.money import NOTHING, MicroUsd
 from campaign.store.base import SealedFile
 
 __all__ = [
@@ -202,6 +203,7 @@ def _lease_intent(state: RunState, event: Event) -> RunState:
         free_allowed=bool(p.get("free_allowed")),
         max_usd_per_hour=money(p, "max_usd_per_hour_micro"),
         deadline_utc_ns=p.get("deadline_utc_ns"),
+        tokens_reserve_usd=money(p, "tokens_usd_micro") or NOTHING,
     )
     return _with_lease(state, lease)
 
@@ -281,6 +283,14 @@ def _lease_settled(state: RunState, event: Event) -> RunState:
             proof=p["proof"],
         ),
     )
+
+
+def _tokens_billed(state: RunState, event: Event) -> RunState:
+    lease, more = state.leases.get(event.payload["lease"]), money(event.payload, "usd_micro")
+    # A settled lease keeps its amount: the settlement was made after all that its agent had journalled.
+    if lease is None or lease.settled or more is None:
+        return state
+    return _with_lease(state, replace(lease, tokens_usd=MicroUsd(lease.tokens_usd + more)))
 
 
 def _phase_started(state: RunState, event: Event) -> RunState:
@@ -445,6 +455,13 @@ def _anchor_judged(state: RunState, event: Event) -> RunState:
     return replace(state, anchors=(*state.anchors, judged))
 
 
+def _group_stopped(state: RunState, event: Event) -> RunState:
+    key = event.session or "?", str(event.payload["group"])
+    if key in state.stopped_early:
+        return state
+    return replace(state, stopped_early=_put(state.stopped_early, {key: event.payload}))
+
+
 # --- gates
 
 
@@ -491,6 +508,7 @@ _HANDLERS: Final[Mapping[str, Callable[[RunState, Event], RunState]]] = {
     "lease_unreachable": _lease_unreachable,
     "lease_settled": _lease_settled,
     "phase_started": _phase_started,
+    "tokens_billed": _tokens_billed,
     "boot_started": _boot_started,
     "boot_ready": _boot_ready,
     "boot_failed": _boot_failed,
@@ -500,6 +518,7 @@ _HANDLERS: Final[Mapping[str, Callable[[RunState, Event], RunState]]] = {
     "round_voided": _round_voided,
     "round_superseded": _round_superseded,
     "anchor_judged": _anchor_judged,
+    "group_stopped": _group_stopped,
     "agent_heartbeat": _agent_heartbeat,
     "session_started": _session_started,
     "session_finished": _session_finished,

@@ -8,6 +8,7 @@ from campaign.plan.cost import SAFETY, TYPICAL, ArmTimes, Price, arm_times
 from campaign.plan.model import CampaignPlan, Power, SessionPlan
 from campaign.plan.outline import Outline, outline, session_plan
 from campaign.plan.power import Prior
+from campaign.plan.propose import proposals
 from campaign.plan.rules import Resolution, shape_warnings
 from campaign.spec.models import Spec
 
@@ -44,6 +45,7 @@ def build(spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None) -
         warnings=tuple(dict.fromkeys([*waiting, *warnings])),
         cut=cuts(spec, outlines, cap) if outlines and not admitted else (),
         assumptions=_assumptions(spec, outlines),
+        cheapest=tuple(p for s in sessions for p in proposals(spec, s, prior)),
     )
 
 

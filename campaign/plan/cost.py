@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from campaign.money import MicroUsd, bill, micro
+from campaign.money import NOTHING, MicroUsd, bill, micro
 from campaign.plan.model import PlannedDesign
 from campaign.spec.models import Arm, Gates, SkyNode, Spec, Workload
 
@@ -175,9 +175,40 @@ class Lease:
     """Length asked for: at most the node's `max_hours`."""
     usd_expected: MicroUsd
     usd_worst: MicroUsd
+    tokens_usd: MicroUsd = NOTHING
+    """Most that tokens of priced endpoints come to; part of the worst case."""
 
 
-def lease(work_s: float, setup_s: float, price: Price, max_hours: float, gates: Gates) -> Lease:
+TOKEN_TRIES: Final = 2
+"""A round that fails is done again once, and its tokens are paid twice."""
+
+
+def request_tokens_usd(arm: Arm, workload: Workload) -> MicroUsd:
+    """Most that one request of an `api` arm costs in tokens; zero for every other arm.
+
+    Prompts are taken at their upper bound; without one, at the table's length for an endpoint.
+    """
+    if arm.api is None:
+        return MicroUsd(0)
+    prompt = workload.tokens[1] if workload.tokens else TYPICAL["api"].prompt_tokens
+    exact = arm.api.usd_per_mtok_in * prompt + arm.api.usd_per_mtok_out * workload.max_tokens
+    return MicroUsd(math.ceil(exact))
+
+
+def group_tokens_usd(arms: Sequence[Arm], workload: Workload, *, boots: int, waves: int) -> MicroUsd:
+    """The same for a group: every measured request and one warm-up a boot of each arm."""
+    requests = boots * (waves * workload.n + 1)
+    return MicroUsd(sum(request_tokens_usd(arm, workload) for arm in arms) * requests)
+
+
+def lease(
+    work_s: float,
+    setup_s: float,
+    price: Price,
+    max_hours: float,
+    gates: Gates,
+    tokens_usd: MicroUsd = NOTHING,
+) -> Lease:
     """Price a session whose groups take `work_s`.
 
     The worst case is the lease to its deadline with the dead-man's granularity, and the teardown reserve
@@ -189,7 +220,8 @@ def lease(work_s: float, setup_s: float, price: Price, max_hours: float, gates: 
     held = min(wanted, length)
     expected = billed(price, held + TEARDOWN_SHARE * price.teardown_s)
     worst = billed(price, length + price.dead_man_s) + billed(price, price.teardown_s)
-    return Lease(held, wanted, length, expected, MicroUsd(worst))
+    reserve = MicroUsd(TOKEN_TRIES * tokens_usd)
+    return Lease(held, wanted, length, MicroUsd(expected + tokens_usd), MicroUsd(worst + reserve), reserve)
 
 
 def billed(price: Price, seconds: float) -> MicroUsd:

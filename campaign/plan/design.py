@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from campaign.errors import Problem, SpecError
+from campaign.money import MicroUsd
 from campaign.plan.arrivals import load_plan, offsets_ns
-from campaign.plan.cost import Price, arm_times, billed, group_seconds
+from campaign.plan.cost import Price, arm_times, billed, group_seconds, group_tokens_usd
 from campaign.plan.expand import Draft
 from campaign.plan.model import PlannedDesign
 from campaign.plan.order import Layout, waves
@@ -29,6 +30,16 @@ class Choice:
     notes: tuple[str, ...]
     """What the design asked for costs in strength, for the plan's warnings."""
 
+    def tokens_usd(self, spec: Spec) -> MicroUsd:
+        """Tokens of priced endpoints, each round done once."""
+        draft = self.draft
+        return group_tokens_usd(
+            [arm.config for arm in draft.arms],
+            spec.workloads[draft.workload],
+            boots=self.boots,
+            waves=waves(self.boots, draft.concurrency),
+        )
+
 
 def node_gpus(node: Node) -> tuple[int, ...]:
     """GPU indexes of a node: the ones it lists, or all that are rented."""
@@ -39,10 +50,15 @@ def node_gpus(node: Node) -> tuple[int, ...]:
 
 
 def gpus_needed(arm: Arm, available: int) -> int:
-    """GPUs an arm takes for itself: its tensor parallel size; none for llama.cpp on CPU and for an endpoint."""
+    """GPUs an arm takes for itself; none for llama.cpp on CPU and for an endpoint.
+
+    Its tensor times its pipeline parallel size, times its data parallel size unless that lies inside the
+    tensor ranks (SGLang's attention).
+    """
     if arm.engine in _FREE_OF_GPU:
         return 0
-    return arm.tp or min(1, available)
+    inside = arm.engine == "sglang" and "--enable-dp-attention" in arm.extra_args
+    return (arm.tp or min(1, available)) * (arm.pp or 1) * (1 if inside else arm.dp or 1)
 
 
 def choose(spec: Spec, node_name: str, draft: Draft, price: Price) -> Choice:

@@ -34,6 +34,7 @@ class Draft:
     design: Design
     comparisons: tuple[Comparison, ...]
     load: Load | None = None
+    looks: tuple[int, ...] = ()
 
 
 def expand(spec: Spec, session: str) -> tuple[Draft, ...]:
@@ -90,7 +91,8 @@ def _pair(spec: Spec, name: str) -> list[Draft]:
                 pair.boots,
                 pair.design,
                 (comparison,),
-                pair.load if c > 1 else None,
+                load=pair.load if c > 1 else None,
+                looks=pair.looks if c == 1 else (),
             )
         )
     return drafts
@@ -155,7 +157,12 @@ def _rung_names(ladder: str, values: tuple[Any, ...]) -> list[str]:
     """`LADDER=VALUE`, usable in a file name; values that look alike once shortened are numbered."""
     names: list[str] = []
     for value in values:
-        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+        if isinstance(value, dict):  # what is set, words first: `ngram-breadth1-depth3`
+            said = {k: v for k, v in value.items() if v not in (None, False)}
+            words = [str(v) for v in said.values() if isinstance(v, str)]
+            text = "-".join([*words, *(f"{k}{v}" for k, v in said.items() if not isinstance(v, str))])
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
         short = _UNSAFE.sub("-", text).strip("-")[:40] or "empty"
         name, n = f"{ladder}={short}", 2
         while name in names:

@@ -8,7 +8,7 @@ requests are sent; it is committed as a whole or not at all.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from campaign.money import MicroUsd
+from campaign.money import NOTHING, MicroUsd
 from campaign.plan.arrivals import LoadPlan
 from campaign.spec.models import Arm, Metric
 
@@ -93,6 +93,8 @@ class GroupPlan:
     usd_expected: MicroUsd
     load: LoadPlan | None = None
     """Steady or open loop; None for waves and concurrency 1."""
+    looks: tuple[int, ...] = ()
+    """Rounds after which the group may stop early; empty: it runs to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class SessionPlan:
     """The lease to its deadline, dead-man granularity and teardown reserve included."""
     worst_seconds: float
     """Length of the lease asked for: at most the node's `max_hours`."""
+    tokens_usd: MicroUsd = NOTHING
+    """Most that tokens of priced endpoints come to; part of `usd_worst`, and of `usd_expected` as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,24 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True)
+class Cheapest:
+    """The cheapest way to resolve what a comparison's margin asks for, from the cost of a boot and of a request."""
+
+    pair: str
+    metric: Metric
+    difference_pct: float
+    design: PlannedDesign
+    boots: int
+    """Of each arm."""
+    n: int
+    """Requests a boot."""
+    minutes: float
+    usd: MicroUsd
+    usd_planned: MicroUsd
+    """What the file's own design costs; its group may hold further comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
 class CampaignPlan:
     """Everything, before a dollar is spent."""
 
@@ -171,6 +193,8 @@ class CampaignPlan:
     """Where nothing fits: what to cut, one suggestion each."""
     assumptions: tuple[str, ...] = ()
     """What times and dollars rest on, one line each."""
+    cheapest: tuple[Cheapest, ...] = ()
+    """One proposal for each comparison that some design can resolve."""
 
     def to_json(self) -> dict[str, Any]:
         """The shape of `campaign plan --json` (a contract, see docs/CONTRACTS.md)."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from campaign.money import MicroUsd
 from campaign.plan.arrivals import load_plan
 from campaign.plan.cost import (
     CHEAP_BOOT_S,
@@ -19,6 +20,7 @@ from campaign.plan.design import Choice, choose, layout
 from campaign.plan.expand import Draft, anchor, expand
 from campaign.plan.model import ArmPlan, GroupPlan, SessionPlan
 from campaign.plan.order import build_rounds
+from campaign.plan.power import RESIDENT
 from campaign.spec.models import Spec
 
 
@@ -54,11 +56,13 @@ def outline(spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None 
     node = spec.sessions[name].node
     work = tuple(expand(spec, name) if drafts is None else drafts)
     chosen = [choose(spec, node, draft, price) for draft in work]
-    reference = choose(spec, node, anchor(spec), price)
-    groups = _with_anchors(spec, chosen, reference)
+    groups = tuple((c.draft.name, c) for c in chosen)
+    if spec.sessions[name].anchor:
+        groups = _with_anchors(spec, chosen, choose(spec, node, anchor(spec), price))
     setup_s = SETUP_S[spec.nodes[node].provider]
     work_s = sum(c.seconds for _, c in groups)
-    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates)
+    tokens = MicroUsd(sum(c.tokens_usd(spec) for _, c in groups))
+    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates, tokens)
     return Outline(name, node, price, setup_s, groups, terms)
 
 
@@ -97,6 +101,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
                 seconds=choice.seconds,
                 usd_expected=share,
                 load=load_plan(draft.load, draft.concurrency, spec.workloads[draft.workload].n),
+                looks=draft.looks if choice.design in RESIDENT else (),
             )
         )
     rounds = [r for g in groups for r in g.rounds]
@@ -115,6 +120,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
         usd_expected=terms.usd_expected,
         usd_worst=terms.usd_worst,
         worst_seconds=terms.lease_s,
+        tokens_usd=terms.tokens_usd,
     )
 
 

@@ -127,6 +127,10 @@ def shape_warnings(spec: Spec, session: SessionPlan, outlined: Outline) -> tuple
                 f"{draft.where}: n {workload.n} and boots {choice.boots} are both odd, so the order is not in "
                 "whole ABBA quads; make one of them even"
             )
+        if draft.looks and choice.design not in RESIDENT:
+            found.append(
+                f"{draft.where}: looks are taken only where both arms are resident; {choice.design} runs whole"
+            )
     found += _no_aa(session.groups)
     if outlined.lease.wanted_s > outlined.lease.lease_s:
         found.append(

@@ -50,6 +50,20 @@ def plan_json(plan: CampaignPlan) -> dict[str, Any]:
             }
             for s in plan.sessions
         ],
+        "cheapest": [
+            {
+                "pair": c.pair,
+                "metric": c.metric,
+                "difference_pct": c.difference_pct,
+                "design": c.design,
+                "boots": c.boots,
+                "n": c.n,
+                "minutes": c.minutes,
+                "usd": usd(c.usd),
+                "usd_planned": usd(c.usd_planned),
+            }
+            for c in plan.cheapest
+        ],
         "power": [
             {
                 "pair": p.pair,

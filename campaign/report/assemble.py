@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from campaign.analysis.conclude import Conclusions, conclude
+from campaign.analysis.drift import Past
 from campaign.budget.spend import spend, spend_json
 from campaign.ledger.lock import holder
 from campaign.ledger.state import RunState
 from campaign.money import usd
 from campaign.plan.model import CampaignPlan
-from campaign.report import facts, queries
+from campaign.report import facts, past, queries
+from campaign.report.further import further
 from campaign.report.model import Report, Source, verdict_key
 from campaign.store.row import RequestRow
 from campaign.store.run import Run
@@ -33,22 +35,31 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
     rows = run.requests(valid_only=False).rows()
     valid = run.requests().rows()
     money = spend(state, now, answered=facts.answered(plan, state))
+    created = state.created or {}
+    cpu = all(r.gpu_set == "cpu" for r in rows)
+    simulated = bool(created.get("simulated")) or any(r.simulated for r in rows)
+    before = [] if simulated or created.get("imported") else _past_rows(run, state, cpu=cpu)
+    known = past.prior_of(before, cpu=cpu)
+    usd_by_group = {key: usd(amount) for key, amount in money.groups.items()}
     found = conclude(
         # Void rows too: why they are void decides what becomes of a comparison.
         run.committed().rows(),
         plan,
         declared_boot_sd=spec.statistics.boot_sd,
         confidence=spec.statistics.confidence,
-        usd_by_group={key: usd(amount) for key, amount in money.groups.items()},
+        usd_by_group=usd_by_group,
         partial=status != "finished",
         anchor=spec.anchor,
         overridden={s.name: _overridden(state, s.name) for s in plan.sessions},
+        prior=known,
+        past=_past_anchors(before, valid),
+        stopped={key: int(e["look"]) for key, e in state.stopped_early.items()},
     )
-    head, created = events[-1], state.created or {}
+    head = events[-1]
     return Report(
         run=run.dir.name,
         campaign=plan.campaign,
-        simulated=bool(created.get("simulated")) or any(r.simulated for r in rows),
+        simulated=simulated,
         partial=status != "finished",
         status=status,
         why_ended=why,
@@ -75,10 +86,32 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         warnings=facts.warnings(state),
         plan_warnings=tuple(facts.plain(w) for w in plan.warnings),
         labels=facts.labels(plan),
+        further=further(
+            valid,
+            plan,
+            found.verdicts,
+            run=run.dir.name,
+            usd_by_group=usd_by_group,
+            declared=spec.statistics.boot_sd,
+            prior=known,
+            stopped=state.stopped_early,
+        ),
+        prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(
             found, plan, valid, {t: sum(e.type == t for e in events) for t in (*_MONEY, "boot_ready")}
         ),
     )
+
+
+def _past_rows(run: Run, state: RunState, *, cpu: bool) -> list[RequestRow]:
+    """Rows of earlier runs beside this one."""
+    return past.earlier(run.dir.root.parent, before_utc_ns=state.created_at_utc_ns, cpu=cpu)
+
+
+def _past_anchors(before: list[RequestRow], valid: list[RequestRow]) -> Past | None:
+    """The reference set of this run's anchor arm on its kind of node."""
+    first = next((r for r in valid if r.group == "anchor.first"), None)
+    return None if first is None else past.past_anchors(before, first.arm_hash, first.gpu_set)
 
 
 def _now(state: RunState, *, running: bool, given: int | None) -> int:

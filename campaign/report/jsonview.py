@@ -26,7 +26,10 @@ def report_json(report: Report) -> dict[str, Any]:
         "simulated": report.simulated,
         "anchors": [_anchor(a) for a in report.anchors],
         "verdicts": [verdict_json(v, verdict_key(v)) for v in report.verdicts],
-        "speculation": {"ladders": [_speculation(s) for s in report.speculation]},
+        "speculation": {
+            "ladders": [_speculation(s) for s in report.speculation],
+            "decomposition": report.further.decomposition,
+        },
         "spend": dict(report.spend),
         "partial": report.partial,
         "status": report.status,
@@ -88,6 +91,16 @@ def report_json(report: Report) -> dict[str, Any]:
         "gates": [_gate(g) for g in report.gates if g.what == "tripped"],
         "overrides": [_gate(g) for g in report.overrides],
         "warnings": [*report.warnings, *report.plan_warnings],
+        "across": report.further.across,
+        "champions": report.further.champions,
+        "replicates": report.further.replicates,
+        "composites": report.further.composites,
+        "over_sessions": report.further.sessions,
+        "aa_offsets": report.further.aa_offsets,
+        "stopped_early": report.further.looks,
+        "economics": report.further.economics,
+        "frontiers": report.further.frontiers,
+        "prior_runs": list(report.prior_runs),
         "sources": {
             k: {"query": s.query, "language": s.language, "n": s.n, "unit": s.unit}
             for k, s in report.sources.items()
@@ -134,6 +147,17 @@ def verdict_json(v: Verdict, source: str | None = None) -> dict[str, Any]:
         "p_adjusted": v.p_adjusted,
         "ratio_median": v.ratio_median,
         "boot_sd_overturn": v.boot_sd_overturn,
+        "supposed_boot_sd": [
+            {"boot_sd": sd, "lo": lo, "hi": hi, "differs": differs} for sd, lo, hi, differs in v.supposed
+        ],
+        "margin_smallest": v.margin_smallest,
+        "lo_bootstrap": v.lo_bootstrap,
+        "hi_bootstrap": v.hi_bootstrap,
+        "bootstrap": None
+        if v.lo_bootstrap is None
+        else "BCa"
+        if v.bootstrap_claims
+        else "BCa, n below 16: no claim",
         "blocks": [{"block": block, "log_ratio": value} for block, value in v.blocks],
         "source": source,
     }

@@ -37,6 +37,9 @@ def render(report: Report) -> str:
             _safe(words.reasons(v.reasons)),
         )
         lines.append(f"| {' | '.join(cells)} |")
+    if report.further.sentences:
+        lines += ["", "Beside the verdicts:", ""]
+        lines += [f"- {_safe(kind)}: {_safe(text)}" for kind, text in report.further.sentences]
     lines += ["", words.spend_text(report).replace("$", r"\$")]
     bad = [a for a in report.anchors if a.ok is False]
     if bad:

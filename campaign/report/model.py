@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from campaign.analysis.model import AnchorResult, Speculation, Verdict
+from campaign.report.beside import Further
 
 RunStatus = Literal["running", "interrupted", "finished", "stopped", "failed"]
 """`interrupted`: no controller is alive and the run has not ended; `campaign resume` goes on."""
@@ -165,6 +166,11 @@ class Report:
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Keys: `verdict/SESSION/PAIR/METRIC`, `anchor/SESSION/POSITION`, `speculation/SESSION/LADDER`, `spend`,
     `boots`, `requests`."""
+
+    further: Further = field(default_factory=Further)
+    """Results beside the verdicts: across sessions, champions, composites, decompositions, economics."""
+    prior_runs: tuple[str, ...] = ()
+    """Earlier runs of the store whose boot variance joined the verdicts."""
 
     @property
     def primary(self) -> tuple[Verdict, ...]:

@@ -32,6 +32,7 @@ def render(report: Report, console: Console) -> None:
     _anchors(report, console)
     _verdicts(report, console)
     _speculation(report, console)
+    _further(report, console)
     _spend(report, console)
     _plan_actual(report, console)
     _notes(report, console)
@@ -240,6 +241,14 @@ def _speculation(report: Report, console: Console) -> None:
             )
         console.print(table)
         _say(console, words.speculation_text(s, report.labels), "", "  ")
+
+
+def _further(report: Report, console: Console) -> None:
+    if not report.further.sentences:
+        return
+    _heading(console, "Beside the verdicts (none of these is a pair's verdict)")
+    for kind, text in report.further.sentences:
+        _say(console, f"{kind}: {text}", "", "- ", "  ")
 
 
 def _spend(report: Report, console: Console) -> None:

@@ -44,6 +44,11 @@ REASON: Mapping[str, str] = {
     "mixed_simulated": "simulated beside measured",
     "partial": "partial",
     "client_lag": "client lag",
+    "cold_first_wave": "first requests found a cold server",
+    "across_sessions": "across sessions",
+    "session_sd_unknown": "session variance unknown",
+    "accept_moves": "acceptance moves with concurrency",
+    "accept_may_move": "acceptance may move with concurrency",
     "established": "first of its kind",
     "screen": "screen only: no boot prior",
     "too_few_boots": "too few boots",
@@ -65,6 +70,8 @@ def keep(text: str) -> str:
 def reason(code: str) -> str:
     """A reason code as a few words; an unknown code as itself."""
     head, _, name = code.partition(":")
+    if head == "stopped_early":
+        return f"stopped early after round {name}"
     if head == "gate_overridden":
         return f"gate {name} overridden"
     return REASON.get(code, code.replace("_", " "))

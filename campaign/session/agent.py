@@ -5,12 +5,15 @@ leaves nothing running. The same class runs in this process, in a Ray actor, and
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
 from campaign.analysis.drift import judge
+from campaign.analysis.looks import take
 from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
+from campaign.engines import runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session.instrument import self_check
@@ -63,6 +66,8 @@ class SessionAgent:
             self._mark("setup")
             node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
             ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
+            await self._require_telemetry()
+            await self._install()
             checked = await self_check(ctx.ports)
             ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
             for group in ctx.plan.groups:
@@ -84,14 +89,64 @@ class SessionAgent:
             ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
         return state
 
+    # --- set-up
+
+    async def _require_telemetry(self) -> None:
+        """Trip where a reading that the spec requires is not there: before weights load, not after."""
+        wanted = self._ctx.spec.gates.require_telemetry
+        if not wanted:
+            return
+        now = self._ctx.clock.monotonic_ns()
+        window = await self._ctx.ports.telemetry.window(now - 60_000_000_000, now)
+        there = {re.sub(r"^gpu\d+_", "gpu_", name) for name, value in window.items() if value is not None}
+        for name in wanted:
+            if name not in there:
+                self._gate(
+                    "missing_input", "not there", f"require_telemetry: {name}", "telemetry of the node"
+                )
+
+    async def _install(self) -> None:
+        """Put the engines onto the node, each version into a venv of its own, before the first anchor."""
+        ctx = self._ctx
+        for name, runtime, patches in runtimes.needed(
+            (a.config for a in ctx.plan.arms.values()), ctx.spec.runtimes
+        ):
+            ctx.check()
+            ctx.progress.state = f"installing {name}"
+            done = await asyncio.to_thread(runtimes.install, runtime, name, patches=patches)
+            record = {"runtime": name, "packages": dict(done.packages), "seconds": done.seconds}
+            suffix = f"-{runtimes.folder(runtime, patches=patches).name}" if patches else ""
+            ctx.store.put_json("provenance", f"{ctx.who.session}/runtime-{name}{suffix}", record)
+
     # --- rounds
 
     async def _group(self, group: GroupPlan) -> None:
         for round_ in group.rounds:
-            if round_.id not in self._done:
-                await self._round(group, round_)
+            if round_.id in self._done:
+                continue
+            if round_.index in group.looks and self._stops(group, round_.index):
+                break
+            await self._round(group, round_)
         if group.kind == "anchor":
             self._anchor(group)
+
+    def _stops(self, group: GroupPlan, rounds: int) -> bool:
+        """A look that the spec named: whether the rest of the pair need not run. Decided by the rows alone."""
+        ctx = self._ctx
+        comparison = next((c for c in ctx.plan.comparisons if c.group == group.name), None)
+        if comparison is None:
+            return False
+        mine = [
+            r
+            for r in ctx.store.rows()
+            if r.session == ctx.who.session and r.group == group.name and r.validity == "valid"
+        ]
+        stats = ctx.spec.statistics
+        seen = take(mine, group, comparison, rounds, level=stats.confidence, declared=stats.boot_sd)
+        if seen.stop:
+            skipped = [r.id for r in group.rounds if r.index >= rounds]
+            ctx.emit("group_stopped", group=group.name, look=rounds, why=seen.why, skipped=skipped)
+        return seen.stop
 
     async def _round(self, group: GroupPlan, round_: RoundPlan) -> None:
         first = self._attempts.get(round_.id, 0)

@@ -9,7 +9,7 @@ from campaign.client.lag import judge
 from campaign.client.measure import row_fields
 from campaign.engines.base import BootRecord, StepCounts
 from campaign.plan.model import ArmPlan, BootPlan, GroupPlan, RequestPlan, RoundPlan
-from campaign.spec.models import Workload
+from campaign.spec.models import Arm, Workload
 from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompt, body
 
@@ -97,6 +97,8 @@ def make_job(
 ) -> Job:
     """The request as it goes onto the wire."""
     request_id = f"{fields['boot_id']}/{fields['phase']}/o{fields['order']}s{fields['slot']}x{fields['seed']}"
+    if fields["attempt"]:
+        request_id += f"t{fields['attempt']}"
     return Job(
         request_id=request_id,
         base_url=boot.record.base_url,
@@ -110,11 +112,16 @@ def make_job(
     )
 
 
+def _may_draft(arm: Arm) -> bool:
+    """Whether a token need not be a step: the arm speculates, or a provider does not say."""
+    return arm.speculation is not None or arm.engine == "api"
+
+
 def make_row(
     fields: Mapping[str, Any], boot: Measured, prompt: Prompt, outcome: Outcome, counts: StepCounts | None
 ) -> RequestRow:
     """The row of a finished request; void where it did not finish as asked or its engine was another."""
-    measured = row_fields(outcome, counts, speculative=boot.arm.config.speculation is not None)
+    measured = row_fields(outcome, counts, speculative=_may_draft(boot.arm.config))
     late = judge(measured["lag_p99_us"], measured["step_ms"]) == "void"
     # A short answer was measured well; that the lengths differ is for the pair to judge.
     void = late or measured["state"] not in {"ok", "short"} or bool(VOIDING & set(measured["reasons"]))

@@ -14,10 +14,13 @@ from typing import Any, Literal, Protocol, TypeVar
 from campaign.budget.machine import Limits, Trip, errors_trip, limits, void_share_trip
 from campaign.client.base import Job, Outcome
 from campaign.clock import Clock
+from campaign.engines.api import TRIES, backoff_s, retry_after_s, tokens_usd_micro
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
 from campaign.ledger.events import NewEvent
+from campaign.money import MicroUsd
+from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
 from campaign.session.instrument import CellLag
 from campaign.session.ports import Command, Journal, Ports
@@ -40,6 +43,10 @@ T = TypeVar("T")
 
 LEAD_S = 0.25
 """A connection is made so long before its request is due."""
+
+
+INERT_DRAFTS = 200
+"""Drafts of a round after which acceptance of exactly 1 is not believed."""
 
 
 class Stopped(Exception):
@@ -119,6 +126,11 @@ class SessionContext:
             raise Stopped(self.progress.command)
 
 
+def inert(drafts: int, refused_tokens: int) -> bool:
+    """Whether so many drafts without one refused token cannot be chance."""
+    return drafts >= INERT_DRAFTS and refused_tokens == 0
+
+
 class RoundRunner:
     """Runs one round of one group."""
 
@@ -132,6 +144,8 @@ class RoundRunner:
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
         self._lags: dict[str, CellLag] = {}
+        self._drafting: dict[str, tuple[int, int]] = {}
+        """Arm -> drafts so far, and drafted tokens that were refused."""
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
@@ -185,6 +199,7 @@ class RoundRunner:
             cpus=() if self._group.design == "duet" else ctx.cpus,
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
+            runtime=ctx.spec.runtimes.get(arm.config.runtime or ""),
         )
         try:
             record = await self._unless_stopped(order)
@@ -339,27 +354,72 @@ class RoundRunner:
         before = await self._counters(boot.record.boot_id) if alone else None
         ctx.check()
         writer = self._writers[request.arm]
-        await self._on_disk(writer.begin, fields)
-        outcome = await self._ask(
-            make_job(
-                fields,
-                boot,
-                self._workload,
-                prompt,
-                engine.request_extras(boot.arm.config),
-                ctx.spec.gates.request_timeout.total_seconds(),
-                writer.sidecar_dir,
-                start_ns,
+        for refused in range(1, TRIES + 1):
+            await self._on_disk(writer.begin, fields)
+            outcome = await self._ask(
+                make_job(
+                    fields,
+                    boot,
+                    self._workload,
+                    prompt,
+                    engine.request_extras(boot.arm.config),
+                    ctx.spec.gates.request_timeout.total_seconds(),
+                    writer.sidecar_dir,
+                    start_ns if refused == 1 else None,
+                )
             )
-        )
+            self._bill_tokens(boot, outcome)
+            endpoint = boot.arm.config.api
+            if endpoint is None or outcome.http_status != 429 or refused == TRIES:
+                break
+            # Its row is kept, void; the pause lies between requests, and the next try is a request of its own.
+            row = make_row(fields, boot, prompt, outcome, None)
+            await self._on_disk(writer.finish, row)
+            await self._pause(backoff_s(endpoint, refused, retry_after_s(outcome.retry_after)))
+            fields = {**fields, "attempt": refused}
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
+        if row.drafts and row.drafted and row.accepted is not None:
+            drafts, refused_tokens = self._drafting.get(request.arm, (0, 0))
+            self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
             self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait between requests; a stop ends it."""
+        waited = 0.0
+        while waited < seconds:
+            self._ctx.check()
+            await self._ctx.clock.sleep(min(0.2, seconds - waited))
+            waited += 0.2
+        self._ctx.check()
+
+    def _bill_tokens(self, boot: Measured, outcome: Outcome) -> None:
+        """Put the price of a request's tokens into the ledger; where it is unknown, the most it can be."""
+        endpoint = boot.arm.config.api
+        if endpoint is None:
+            return
+        usage = outcome.usage
+        prompt, completion = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        unknown = prompt is None or completion is None
+        if unknown and outcome.http_status != 200 and outcome.first_ns is None:
+            return  # refused before anything was generated
+        if prompt is None or completion is None:
+            usd = request_tokens_usd(boot.arm.config, self._workload)
+        else:
+            usd = MicroUsd(tokens_usd_micro(endpoint, prompt, completion))
+        self._ctx.emit(
+            "tokens_billed",
+            lease=self._ctx.who.lease,
+            usd_micro=usd,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            arm=boot.arm.name,
+        )
 
     async def _on_disk(self, write: Callable[[T], None], what: T) -> None:
         # An fsync in the event loop would delay the stamps of other requests in flight.
@@ -400,6 +460,8 @@ class RoundRunner:
     # --- the end
 
     async def _commit(self, start_ns: int) -> None:
+        await self._alone()
+        self._drafters_are_real()
         for arm, valid in self._rows.items():
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
@@ -428,6 +490,24 @@ class RoundRunner:
         trip = void_share_trip(rows, rows, self._ctx.limits, self._ctx.who.session)
         self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: client_lag, p99 {p99:.0f} us"))
         return "void"
+
+    def _drafters_are_real(self) -> None:
+        """Every draft accepted, hundreds of times, is a drafter that nothing checks: the arm is invalid."""
+        for arm, (drafts, refused) in self._drafting.items():
+            spec = self._boots[arm].arm.config.speculation
+            if spec is not None and spec.simulated_acceptance is None and inert(drafts, refused):
+                why = f"{arm}: all of {drafts} drafts were accepted whole: the drafter is inert"
+                raise EngineError("not_effective", why)
+
+    async def _alone(self) -> None:
+        """A stranger on the GPUs of a cell makes its times somebody else's: the round is void."""
+        look = getattr(self._ctx.ports.host, "foreign", None)
+        for boot in self._boots.values():
+            if look is None or not boot.plan.gpus:
+                continue
+            found = await look(boot.record.boot_id)
+            if found:
+                raise EngineError("died", f"{boot.record.boot_id}: another process is on its GPUs: {found}")
 
     def _void(self, reason: str) -> None:
         for writer in self._writers.values():

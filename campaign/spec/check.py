@@ -11,13 +11,15 @@ from contextlib import suppress
 from campaign.errors import Problem, SpecError
 from campaign.spec.compare import env_problems, ladders, loads, pairs
 from campaign.spec.fits import ACCELERATORS, fits
-from campaign.spec.models import Arm, AttachNode, Runtime, SkyNode
+from campaign.spec.models import Arm, AttachNode, SkyNode
 from campaign.spec.parts import Parts
 from campaign.spec.problems import did_you_mean
 from campaign.spec.resolve import inherited
+from campaign.spec.traps import arm_traps, file_traps
 
 _PINNED = re.compile(r"==|@ |\.whl$")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+RUNTIME_SOURCES = ("pip", "lock", "image", "venv")
 _NEEDS_MODEL = frozenset({"llamacpp", "sglang", "vllm"})
 
 
@@ -109,10 +111,9 @@ def _models(parts: Parts) -> Iterator[Problem]:
 def _runtimes(parts: Parts) -> Iterator[Problem]:
     for key, runtime in parts.runtimes.items():
         at = ("runtimes", key)
-        given = {n: v for n, v in runtime if v is not None}
-        if len(given) != 1:
+        if sum(getattr(runtime, name) is not None for name in RUNTIME_SOURCES) != 1:
             fix = "keep one; make one entry for each runtime"
-            yield parts.problem(at, f"needs exactly one of {', '.join(Runtime.model_fields)}", fix)
+            yield parts.problem(at, f"needs exactly one of {', '.join(RUNTIME_SOURCES)}", fix)
         elif runtime.pip is not None and not _PINNED.search(runtime.pip):
             yield parts.problem((*at, "pip"), "is not pinned", f"write {runtime.pip}==VERSION")
         elif runtime.image is not None and not _DIGEST.search(runtime.image):
@@ -161,12 +162,30 @@ def _whole_arm(parts: Parts, key: str, arm: Arm) -> Iterator[Problem]:
     if arm.engine == "sglang" and arm.speculation is not None and arm.max_running_requests is None:
         why = "has speculation and no `max_running_requests`, which SGLang then silently sets to 48"
         yield parts.problem(at, why, "pin it, in the arms it is compared with too")
+    yield from arm_traps(parts, key, arm)
 
 
 def _names(parts: Parts) -> Iterator[Problem]:
     both = (parts.names["pairs"] or frozenset()) & (parts.names["ladders"] or frozenset())
     for name in sorted(both):
         yield parts.problem(("pairs", name), "is the name of a ladder too", "rename one of the two", "")
+
+
+def _looks(parts: Parts) -> Iterator[Problem]:
+    for key, pair in parts.pairs.items():
+        at = ("pairs", key, "looks")
+        if any(n >= pair.boots or n < 2 for n in pair.looks):
+            yield parts.problem(
+                at,
+                f"looks after rounds 2 to {pair.boots - 1} only",
+                "a look at the end stops nothing; raise boots",
+            )
+        elif list(pair.looks) != sorted(set(pair.looks)):
+            yield parts.problem(
+                at, "is not in order, or names a look twice", f"write {sorted(set(pair.looks))}"
+            )
+        elif pair.looks and pair.concurrency != 1:
+            yield parts.problem(at, "needs concurrency 1: above it waves are the blocks", "leave looks out")
 
 
 def _sessions(parts: Parts) -> Iterator[Problem]:
@@ -216,7 +235,9 @@ _RULES: tuple[Rule, ...] = (
     pairs,
     loads,
     _names,
+    _looks,
     _sessions,
     fits,
+    file_traps,
     _ray,
 )

@@ -53,7 +53,7 @@ def fits(parts: Parts) -> Iterator[Problem]:
 
 def _uses(parts: Parts, session: Session) -> Iterator[_Use]:
     anchor = parts.anchor
-    if anchor is not None and anchor.arm in parts.resolved:
+    if session.anchor and anchor is not None and anchor.arm in parts.resolved:
         arm = parts.resolved[anchor.arm]
         yield _Use(("anchor",), anchor.arm, anchor.arm, arm, parts.workloads.get(anchor.workload), 1)
     for name in session.ladders:

@@ -355,9 +355,10 @@ def find(tree: Tree, path: Sequence[str | int]) -> Spot:
         elif k == len(path) - 1 and isinstance(node, Table):
             inside = False
             field = f"{field}.{step}" if field else str(step)
+    field = "".join(c if c.isprintable() else "?" for c in field) or "file"
     if inside and isinstance(node, Leaf):
-        return Spot(field or "file", node.at, shown(node.text), inside)
-    return Spot(field or "file", at, "", inside)
+        return Spot(field, node.at, shown(node.text), inside)
+    return Spot(field, at, "", inside)
 
 
 def lines(tree: Tree, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Place]:

@@ -62,7 +62,7 @@ class RequestRow:
     """Index of the prompt in the workload."""
     seed: int
     attempt: int
-    """0; a request is never repeated inside an attempt of its boot."""
+    """0. Only a request that a provider refused with 429 is sent again, as 1, 2, ...; the refused ones are void."""
     context: int | None = None
     """Context length the arm declares, tokens; with arm, workload and concurrency a cell's identity."""
     # --- stamps

@@ -155,10 +155,17 @@ def test_ends_without_words(status: int | None, kind: str, word: str) -> None:
     assert word in found[1]
 
 
-def test_engines_of_later_versions_are_named_and_refused() -> None:
-    from campaign.engines import registry
+def test_every_engine_of_the_grammar_has_an_adapter() -> None:
+    from typing import get_args
 
-    for name in ("sglang", "vllm", "api", "command", "no-such"):
-        with pytest.raises(PreflightError, match=f"{name}.*llamacpp"):
-            registry.get(name)
-    assert registry.get("llamacpp").name == "llamacpp"
+    from campaign.engines import registry
+    from campaign.engines.base import Engine
+
+    inside = [a for a in get_args(Arm.model_fields["engine"].annotation) if a is not type(None)]
+    assert set(get_args(inside[0])) == set(registry.NAMES)
+    for name in registry.NAMES:
+        adapter = registry.get(name)
+        assert adapter.name == name
+        assert isinstance(adapter, Engine)
+    with pytest.raises(PreflightError, match=r"no-such.*llamacpp"):
+        registry.get("no-such")

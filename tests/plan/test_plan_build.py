@@ -160,7 +160,9 @@ def test_an_arm_wider_than_its_node_is_refused(rented, planned):
 
 
 def test_gpu_engines_on_a_node_that_lists_no_gpus_are_not_taken_to_fit_together(quickstart, planned):
-    plan = planned(quickstart("arms.plain.engine=vllm"))
+    plan = planned(
+        quickstart("arms.plain.engine=vllm", "arms.plain.threads=null", "arms.ngram.speculation.ngram_size=3")
+    )
     assert group(plan, "pair.kv").design == "blocks"
 
 

@@ -398,3 +398,37 @@ async def test_committed_rounds_are_not_done_again_and_attempts_count_on(tmp_pat
     assert await it.agent.run() == "done"
     assert it.committed == rounds[2:]
     assert it.events("round_started")[0].payload == {"round_id": rounds[2], "attempt": 3}
+
+
+# --- looks that may stop a pair
+
+
+def _looked(tmp_path: Path, ratio: float, boot_sd: float = 0.005) -> Rig:
+    it = rig(
+        tmp_path, "pairs.kv.boots=6", "pairs.kv.looks=[2,4]", "workloads.chat.n=8",
+        f"statistics.boot_sd.step_ms={boot_sd}", keep=lambda g: g.name == "pair.kv",
+    )  # fmt: skip
+
+    def step_ms(job: Job) -> float:
+        spread = 1 + 0.01 * (sum(job.request_id.encode()) % 7 - 3) / 3
+        return 10 * spread * (ratio if job.base_url.endswith("kv.b") else 1.0)
+
+    it.client.step_ms = step_ms
+    return it
+
+
+async def test_a_pair_stops_at_the_first_look_that_shows_it(tmp_path: Path) -> None:
+    it = _looked(tmp_path, 1.5)
+    assert await it.agent.run() == "done"
+    rounds = all_rounds(it)
+    assert it.committed == rounds[:2]
+    (stop,) = it.events("group_stopped")
+    assert (stop.payload["group"], stop.payload["look"], stop.payload["why"]) == ("pair.kv", 2, "differs")
+    assert stop.payload["skipped"] == rounds[2:]
+
+
+async def test_a_look_that_shows_nothing_goes_on_to_the_end(tmp_path: Path) -> None:
+    it = _looked(tmp_path, 1.0, boot_sd=0.2)
+    assert await it.agent.run() == "done"
+    assert it.committed == all_rounds(it)
+    assert it.events("group_stopped") == []

@@ -1,0 +1,76 @@
+"""Who uses the GPUs of a boot, through NVML. Without a driver nothing is known, and nothing is claimed."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RELEASE_S = 60.0
+"""Longest wait for the memory of a server that has ended."""
+_SLACK_MIB = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What NVML says of some GPUs."""
+
+    used_mib: tuple[float, ...]
+    """By GPU, in the order asked for."""
+    holders: dict[int, float]
+    """Process -> MiB. In a container these may be numbers of the host, which mean nothing here."""
+
+
+Look = Callable[[Sequence[int]], Use | None]
+
+
+def look(indexes: Sequence[int]) -> Use | None:
+    """Memory and processes of these GPUs; None where NVML does not answer."""
+    if not indexes or not Path("/proc/driver/nvidia").exists():
+        return None
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in indexes]
+        holders: dict[int, float] = {}
+        for handle in handles:
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                holders[int(process.pid)] = holders.get(int(process.pid), 0.0) + _mib(process.usedGpuMemory)
+        return Use(tuple(_mib(nvml.nvmlDeviceGetMemoryInfo(h).used) for h in handles), holders)
+    except Exception:
+        return None
+
+
+def _mib(value: Any) -> float:
+    return 0.0 if value is None else float(value) / 2**20
+
+
+def foreign(use: Use | None, ours: Collection[int], proc: Path = Path("/proc")) -> dict[int, float]:
+    """Holders that are live processes of this node and none of ours. Numbers nobody has here say nothing."""
+    if use is None:
+        return {}
+    return {pid: mib for pid, mib in use.holders.items() if pid not in ours and (proc / str(pid)).exists()}
+
+
+def wait_released(
+    indexes: Sequence[int],
+    before: Use | None,
+    *,
+    look_at: Look = look,
+    timeout_s: float = RELEASE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait until the GPUs hold no more than before the boot. True where they do, or where nobody can tell."""
+    waited = 0.0
+    while before is not None:
+        now = look_at(indexes)
+        if now is None or all(
+            n <= b + _SLACK_MIB for n, b in zip(now.used_mib, before.used_mib, strict=True)
+        ):
+            return True
+        if waited >= timeout_s:
+            return False
+        sleep(0.2)
+        waited += 0.2
+    return True

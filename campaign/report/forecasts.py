@@ -1,0 +1,161 @@
+"""Forecasts of depths that have not run: stored before, scored after.
+
+`STORE/forecasts.jsonl`, one line a forecast, appended and never changed; each line holds the hash of the one before it.
+A forecast is scored against runs of the store that were created after it, on the same method, depth and workload.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from campaign.analysis.decompose import Drafter
+from campaign.analysis.forecast import Forecast, Score, forecast, forecast_json, none_can_win, score
+from campaign.analysis.variance import usable
+from campaign.clock import Clock, iso
+from campaign.errors import CampaignError, StoreError, UserError
+from campaign.report.further import drafters
+from campaign.store.jsonl import describe
+from campaign.store.layout import RunDir
+from campaign.store.row import RequestRow
+from campaign.store.run import Run
+
+FILE = "forecasts.jsonl"
+_FIRST = "0" * 64
+
+
+def make(run: Run, depths: Sequence[int], clock: Clock) -> list[dict[str, Any]]:
+    """Forecast these depths for every session, method and workload of a run that ran two or more depths."""
+    rows = run.requests().rows()
+    found: list[dict[str, Any]] = []
+    for session in run.plan().sessions:
+        mine = [r for r in rows if r.session == session.name and r.phase == "measure" and r.concurrency == 1]
+        arms = drafters(session)
+        for method in dict.fromkeys(a.method for a in arms if a.method):
+            of = [a for a in arms if a.method == method]
+            for workload in dict.fromkeys(r.workload for r in mine):
+                here = [r for r in mine if r.workload == workload]
+                ran = {a.depth for a in of if any(r.arm == a.name for r in here)}
+                new = [d for d in depths if d not in ran]
+                if len(ran) < 2 or not new:
+                    continue
+                said = forecast(here, of, new)
+                best = max((v for a in of if (v := _rate(here, a.name)) is not None), default=None)
+                found += [_entry(run, session.name, method, workload, f, best, said, clock) for f in said]
+    if not found:
+        raise UserError(
+            f"{run.name} has no two depths of one drafter on one workload, or ran all of {list(depths)}. "
+            "Fix: forecast a depth that did not run, from a ladder of two or more"
+        )
+    return found
+
+
+def _entry(
+    run: Run, session: str, method: str, workload: str, f: Forecast, best: float | None, all_: Sequence[Forecast], clock: Clock
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "at": iso(clock.utc_ns()), "at_utc_ns": clock.utc_ns(), "run": run.name, "session": session, "method": method,
+        "workload": workload, "best_tok_s": best, "stop": None if best is None else none_can_win(all_, best),
+    } | forecast_json(f)  # fmt: skip
+
+
+def _rate(rows: Sequence[RequestRow], arm: str) -> float | None:
+    good = [r for r in rows if r.arm == arm and usable(r) and r.window_ms and r.tokens_in_window]
+    window = math.fsum(r.window_ms or 0 for r in good)
+    return 1000 * sum(r.tokens_in_window or 0 for r in good) / window if window > 0 else None
+
+
+def _tau(rows: Sequence[RequestRow], arm: str) -> float | None:
+    good = [r for r in rows if r.arm == arm and usable(r) and r.drafts and r.accepted is not None]
+    drafts = sum(r.drafts or 0 for r in good)
+    return 1 + sum(r.accepted or 0 for r in good) / drafts if drafts else None
+
+
+def append(store: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Write them down, before anything they speak of runs."""
+    store.mkdir(parents=True, exist_ok=True)
+    path = store / FILE
+    last = load(store)
+    previous = last[-1]["hash"] if last else _FIRST
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            for entry in entries:
+                body = dict(entry) | {"previous": previous}
+                previous = _hash(body)
+                file.write(json.dumps(body | {"hash": previous}, sort_keys=True, allow_nan=False) + "\n")
+    except OSError as error:
+        raise StoreError(describe(error, path)) from error
+
+
+def _hash(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def load(store: Path) -> list[dict[str, Any]]:
+    """Every stored forecast, in order. Raises StoreError where a line was changed."""
+    path = store / FILE
+    if not path.is_file():
+        return []
+    found: list[dict[str, Any]] = []
+    previous = _FIRST
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            body = {k: v for k, v in entry.items() if k != "hash"}
+            whole = entry["hash"] == _hash(body) and entry["previous"] == previous
+        except (ValueError, KeyError, AttributeError, TypeError):
+            whole = False
+        if not whole:
+            raise StoreError(
+                f"{path}:{number}: this forecast is not as it was written. Fix: restore the file from a copy"
+            )
+        previous = entry["hash"]
+        found.append(entry)
+    return found
+
+
+def scored(store: Path) -> list[tuple[dict[str, Any], str, list[Score]]]:
+    """(forecast, run it is scored on, scores): every stored forecast that something ran after."""
+    entries = load(store)
+    found = []
+    for ledger in sorted(store.glob("*/ledger.db")) if entries else ():
+        run = Run(RunDir(ledger.parent.resolve()))
+        try:
+            created = run.events()[0].utc_ns
+            rows, sessions = run.requests().rows(), run.plan().sessions
+        except (CampaignError, IndexError):
+            continue
+        for entry in entries:
+            if created <= entry["at_utc_ns"]:
+                continue
+            for session in sessions:
+                arm = _arm(drafters(session), entry)
+                mine = [
+                    r for r in rows
+                    if r.session == session.name and r.workload == entry["workload"] and r.concurrency == 1
+                ]  # fmt: skip
+                if arm is not None and any(r.arm == arm for r in mine):
+                    scores = score(entry, _tau(mine, arm), _rate(mine, arm))
+                    found.append((entry, f"{run.name}/{session.name}", scores))
+    return found
+
+
+def _arm(arms: Sequence[Drafter], entry: Mapping[str, Any]) -> str | None:
+    return next((a.name for a in arms if a.method == entry["method"] and a.depth == entry["depth"]), None)
+
+
+def calibration(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """By quantity: how many forecasts, and how many came inside their 95 % interval."""
+    out = []
+    for quantity in ("tau", "tok_s"):
+        mine = [s for s in scores if s.quantity == quantity]
+        errors = [abs(s.came / s.said - 1) for s in mine if s.said]
+        out.append(
+            {
+                "quantity": quantity, "n": len(mine), "inside": sum(s.inside for s in mine), "stated": 0.95,
+                "mean_error_pct": 100 * math.fsum(errors) / len(errors) if errors else None,
+            }
+        )  # fmt: skip
+    return out
