@@ -7,7 +7,7 @@ SPEC   ?= experiments.yaml
 export PYTHONDONTWRITEBYTECODE :=
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run install test lint types unit clean
+.PHONY: run install test lint types unit clean drill skylab skylab-down drill-real
 
 run: $(VENV)/.installed
 	$(BIN)/campaign run $(SPEC)
@@ -29,6 +29,22 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(BIN)/uv
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(UV) -e '.[local,sky,dev]'
 	touch $@
+
+# Simulated campaigns with random faults: one line says what came of them. N=10000 by default.
+N ?= 10000
+drill: $(VENV)/.installed-dev
+	$(BIN)/python -m campaign.testing.drill $(N)
+
+# A real SkyPilot over a private Slurm on this machine; needs root. `make skylab` prints the file to source.
+skylab: $(VENV)/.installed-dev
+	BIN=$(abspath $(BIN)) scripts/skylab/lab up $(LAB)
+
+skylab-down:
+	BIN=$(abspath $(BIN)) scripts/skylab/lab down $(LAB)
+
+# Every failure drill on the real stack (about half an hour); two of them are part of `make test`.
+drill-real: $(VENV)/.installed-dev
+	DRILL_REAL=1 $(BIN)/python -m pytest -s --timeout=1800 tests/skylab
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -120,7 +120,8 @@ class EngineError(InfrastructureError):
 class ProviderError(InfrastructureError):
     """A node could not be launched, reached or proven gone.
 
-    `kind` is one of: `capacity`, `quota`, `credentials`, `setup`, `preempted`, `unreachable`, `price`.
+    `kind` is one of: `capacity`, `quota`, `credentials`, `setup`, `preempted`, `unreachable`, `price`,
+    `refused` (the launch call itself was wrong and will stay so).
     """
 
     def __init__(self, kind: str, message: str) -> None:

@@ -111,7 +111,11 @@ def _planned(group: GroupPlan, pair: tuple[str, str]) -> list[tuple[str, int, in
     out = []
     for round_ in group.rounds:
         index = {b.arm: b.index for b in round_.boots}
-        out += [(q.arm, index[q.arm], q.slot, q.seed, q.wave) for q in round_.sequence if q.arm in pair]
+        out += [
+            (q.arm, index[q.arm], q.slot, q.seed, q.wave)
+            for q in round_.sequence
+            if q.arm in pair and not q.cut
+        ]
     return out
 
 

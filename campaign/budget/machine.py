@@ -214,7 +214,10 @@ def admit_lease(state: RunState, limit: Limits, ask: LeaseAsk, now_utc_ns: int) 
         return Trip(price.gate, price.value, price.limit, f"node {ask.node}: {price.detail}", ask.session)
     if min(ask.max_ns, ask.granularity_s) <= 0 or min(ask.dead_man_ns, ask.teardown_ns) < 0:
         return Trip("missing_input", str(ask), "positive durations", f"node {ask.node}", ask.session)
-    terms = worst_case(price, ask.max_ns, ask.dead_man_ns, ask.teardown_ns, ask.granularity_s)
+    # What a launch really costs is known once it is there: until then it may cost all that it is allowed to.
+    ceiling = max(price, limit.max_usd_per_hour.get(ask.node, price))
+    at_most = worst_case(ceiling, ask.max_ns, ask.dead_man_ns, ask.teardown_ns, ask.granularity_s)
+    terms = Terms(price, at_most.worst_usd, at_most.teardown_reserve_usd)
     more = terms.worst_usd + terms.teardown_reserve_usd + ask.tokens_usd
     return _over_cap(state, limit, ask.session, more, now_utc_ns) or terms
 

@@ -14,6 +14,7 @@ GATES: Final = (
     "cost",
     "price",
     "lease_time",
+    "dead_man",
     "heartbeat",
     "max_consecutive_errors",
     "anchor_drift",

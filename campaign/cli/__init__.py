@@ -18,6 +18,7 @@ VERBS = {
     "schema": "Print the JSON Schema for editors.",
     "preflight": "Check every flag and variable of every arm against the engines' own source.",
     "plan": "Boots, requests, minutes, dollars and power, before anything is spent.",
+    "selfcheck": "How good this machine's stamps are: lag, chunks per CPU second, start times.",
     "run": "Run a campaign under its budget.",
     "rerun": "Repeat one pair in a new session of the same campaign.",
     "resume": "Go on with a run that was interrupted.",
@@ -30,6 +31,8 @@ VERBS = {
     "cells": "One line per cell: rates, tokens per step, step times.",
     "forecast": "Depths that have not run: said before, scored after.",
     "compare": "Two runs across sessions: a separate result that carries the session variance.",
+    "reconcile": "Take down and bill what dead controllers left behind; for cron.",
+    "doctor": "What could be rented for a file, at what price, and what would end it; launches nothing.",
 }
 
 

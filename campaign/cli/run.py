@@ -14,6 +14,9 @@ import click
 @click.option("--override", "gates", multiple=True, metavar="GATE", help="Go on past a gate; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Why the gate is overridden; printed beside what it touched.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
+@click.option(
+    "--detach", is_flag=True, help="Go on in the background, without this terminal; prints where it logs."
+)
 def command(
     file: Path,
     sets: tuple[str, ...],
@@ -22,6 +25,7 @@ def command(
     reason: str | None,
     *,
     as_json: bool,
+    detach: bool,
 ) -> None:
     """Plan, measure, judge and report one experiments.yaml.
 
@@ -48,5 +52,10 @@ def command(
     require_admitted(plan)
     for warning in check_spec(loaded).require().warnings:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    if detach:
+        from campaign.cli._detach import detached
+
+        detached(results_folder(loaded.spec, file))
+        return
     drive = new_drive(loaded, plan, file.parent, results_folder(loaded.spec, file), events, only)
     drive_and_report(drive, console, as_json=as_json)

@@ -34,7 +34,9 @@ _COLOURS = {"measure": "green", "anchor": "cyan", "lost": "red"}
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The contract of docs/CONTRACTS.md.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line per session and phase.")
-def command(run: str | None, as_json: bool, as_csv: bool) -> None:  # noqa: FBT001  # click passes flags by name
+@click.option("--all", "every", is_flag=True, help="One line for every run of the store, and their sum.")
+@click.option("--provider", "beside", is_flag=True, help="What SkyPilot's cost report says beside it.")
+def command(run: str | None, *, as_json: bool, as_csv: bool, every: bool, beside: bool) -> None:
     """Show what RUN (a name, a folder; the newest if left out) has spent, by phase and by session.
 
     Works while the run goes on: what open leases have accrued is counted up to now, and marked.
@@ -47,6 +49,11 @@ def command(run: str | None, as_json: bool, as_csv: bool) -> None:  # noqa: FBT0
 
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other. Fix: give one of them")
+    if every:
+        from campaign.cli._spend_all import show_all
+
+        show_all(as_json=as_json, as_csv=as_csv)
+        return
     run_dir = find_run(run)
     state = fold(read_events(run_dir.ledger))
     found = spend(state, SystemClock().utc_ns(), answered=_answered(run_dir, state))
@@ -58,6 +65,10 @@ def command(run: str | None, as_json: bool, as_csv: bool) -> None:  # noqa: FBT0
         from rich.console import Console
 
         _show(found, run_dir.name, Console(file=sys.stdout))
+        if beside:
+            from campaign.cli._spend_all import show_provider
+
+            show_provider(state)
 
 
 def _answered(run_dir: "RunDir", state: "RunState") -> int | None:

@@ -7,6 +7,7 @@ times and raw text go to files of their own beside the rows; only this summary c
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from campaign.client.lag import LagCounts
 from campaign.store.row import StampSource, State
 
 
@@ -24,6 +25,9 @@ class Job:
     expect_tokens: int | None
     """max_tokens where `ignore_eos`: fewer is state `short`."""
     headers: dict[str, str] = field(default_factory=dict)
+    start_ns: int | None = None
+    """CLOCK_MONOTONIC ns of the client's host at which it is to be sent; None sends at once. The connection
+    is made before."""
     sidecar_dir: str | None = None
     """Folder of the cell's chunk and text files; None keeps nothing but the summary."""
 
@@ -63,6 +67,16 @@ class Outcome:
     timings: dict[str, Any] | None
     """The engine's own per-request report, e.g. llama.cpp `timings`, SGLang `sglext`."""
     reasons: tuple[str, ...] = ()
+    segments: int | None = None
+    """TCP data segments received; None where the kernel does not say."""
+    merged_reads: int = 0
+    """Reads of the body that completed more than one event: these share a stamp, that of the last segment."""
+    start_error_us: float | None = None
+    """Sent minus planned, where a time was planned."""
+    lag: LagCounts = ()
+    """Lag of the stamp used, as counts by bucket (campaign.client.lag)."""
+    user_lag: LagCounts = ()
+    """Lag of the user stamp, likewise."""
     retry_after: str | None = None
     """The Retry-After header, as the server wrote it."""
 

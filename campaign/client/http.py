@@ -6,20 +6,31 @@ connection stands, so TTFT holds no connect time. Nothing is retried, redirected
 """
 
 import asyncio
+import time
+from dataclasses import replace
+from typing import Any
 
 from campaign.client.base import Job, Outcome
+from campaign.client.direct import Direct, Flight
+from campaign.client.direct import exchange as direct_exchange
 from campaign.client.http1 import Target, get, parse_response, post, target
-from campaign.client.interpret import interpret
+from campaign.client.interpret import Interpreted, conclude_steps, interpret
+from campaign.client.probe import LoopProbe
 from campaign.client.reader import Exchange, Wire, exchange
 from campaign.client.sidecar import Sidecars
 
 
 class HttpClient:
-    """Implements `campaign.client.base.Client` over asyncio sockets. Stamps are user-space."""
+    """Implements `campaign.client.base.Client`: plain HTTP with kernel stamps, TLS over asyncio's own.
 
-    def __init__(self) -> None:
-        self._wires: set[Wire] = set()
+    `kernel_stamps=False` stamps in user space; `probes=False` measures no lag.
+    """
+
+    def __init__(self, *, kernel_stamps: bool = True, probes: bool = True) -> None:
+        self._direct = Direct(kernel_stamps=kernel_stamps, probes=probes)
+        self._flights: set[Flight | Wire] = set()
         self._sidecars = Sidecars()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, job: Job) -> Outcome:
         """Send one request and read it to its end.
@@ -29,20 +40,45 @@ class HttpClient:
         """
         where = target(job.base_url, job.path)
         request = post(where, job.body, job.headers)
-        wire = Wire()
-        self._wires.add(wire)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            over = self._over_tls if where.tls else self._over_socket
+            seen, read = await over(job, where, request)
+            if job.sidecar_dir is not None:
+                # Off the loop: it waits for the disk.
+                await asyncio.to_thread(self._sidecars.write, job.sidecar_dir, seen, read)
+        finally:
+            self._running.discard(task)
+        return read.outcome
+
+    async def _over_socket(self, job: Job, where: Target, request: bytes) -> tuple[Exchange, Interpreted]:
+        flight = Flight()
+        self._flights.add(flight)
+        try:
+            seen, response = await direct_exchange(
+                self._direct, flight, where, request, job.timeout_s, job.start_ns
+            )
+        finally:
+            self._flights.discard(flight)
+        steps = conclude_steps(job.request_id, seen, response, job.expect_tokens)
+        return seen, await self._direct.between_reads(steps)
+
+    async def _over_tls(self, job: Job, where: Target, request: bytes) -> tuple[Exchange, Interpreted]:
+        if job.start_ns is not None:
+            await asyncio.sleep((job.start_ns - time.monotonic_ns()) / 1e9)
+        wire, probe = Wire(), LoopProbe(self._direct.pacer)
+        self._flights.add(wire)
         try:
             seen = await exchange(wire, where, request, job.timeout_s)
         finally:
-            self._wires.discard(wire)
+            self._flights.discard(wire)
+            probe.stop()
+        lags = tuple(probe.lags_ns)
+        seen = replace(seen, planned_ns=job.start_ns, lags_ns=lags, user_lags_ns=lags)
         # Off the loop: parsing thousands of events here would delay the stamps of requests in flight.
-        return await asyncio.to_thread(self._conclude, job, seen)
-
-    def _conclude(self, job: Job, seen: Exchange) -> Outcome:
-        read = interpret(job.request_id, seen, job.expect_tokens)
-        if job.sidecar_dir is not None:
-            self._sidecars.write(job.sidecar_dir, seen, read)
-        return read.outcome
+        return seen, await asyncio.to_thread(interpret, job.request_id, seen, job.expect_tokens)
 
     async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         """GET a page: (status, body). Raises TimeoutError, or ConnectionError where no whole answer came."""
@@ -57,12 +93,23 @@ class HttpClient:
             raise TimeoutError(f"GET {url}: no answer within {timeout_s:g} s")
         raise ConnectionError(f"GET {url}: {response.error or seen.detail or seen.end}")
 
+    async def selfcheck(self) -> dict[str, Any]:
+        """How good the stamps of this process are: `campaign selfcheck`, shortened to 2 s."""
+        from campaign.client.selfcheck import check
+
+        return (await check(quick=True)).to_json()
+
     async def cancel(self) -> None:
         """Drop every request in flight at once; their state is `cancelled`. Later ones run."""
-        for wire in tuple(self._wires):
-            wire.stop("cancelled")
+        for flight in tuple(self._flights):
+            flight.stop("cancelled")
 
     async def close(self) -> None:
         """Drop what is in flight and release sockets and files. Idempotent."""
         await self.cancel()
+        me = asyncio.current_task()
+        left = [task for task in self._running if task is not me]
+        if left:
+            await asyncio.wait(left)
+        await asyncio.to_thread(self._direct.close)
         self._sidecars.close()

@@ -6,13 +6,16 @@ request: what is timed is one exchange with one server. llhttp (through httptool
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
 
+T = TypeVar("T")
+
+_STEP_READS = 64
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 
@@ -74,8 +77,7 @@ def _head(method: str, where: Target, own: Mapping[str, str], extra: Mapping[str
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Body bytes that one read brought."""
 
     ns: int
@@ -138,13 +140,40 @@ class _Collector:
 
 def parse_response(reads: Sequence[tuple[int, bytes]]) -> Response:
     """Parse the reads (stamp in ns, bytes) of one response. Never raises."""
+    return finish(parse_steps(reads))
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end, for its value."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def restamp(response: Response, stamps: Sequence[int]) -> Response:
+    """A response whose reads were numbered 0, 1, ... instead of stamped, with their stamps."""
+    done = response.complete_ns
+    return replace(
+        response,
+        pieces=tuple(Piece(stamps[piece.ns], piece.data) for piece in response.pieces),
+        complete_ns=None if done is None else stamps[done],
+    )
+
+
+def parse_steps(reads: Sequence[tuple[int, bytes]]) -> Generator[None, None, Response]:
+    """As `parse_response`, in steps short enough to go between the reads of other requests."""
     collector = _Collector()
     parser = httptools.HttpResponseParser(collector)
     collector.parser = parser
     pieces: list[Piece] = []
     complete_ns: int | None = None
     error: str | None = None
-    for ns, data in reads:
+    for number, (ns, data) in enumerate(reads):
+        if number % _STEP_READS == _STEP_READS - 1:
+            yield
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as problem:

@@ -12,14 +12,17 @@ than `ignore_eos` asked for; else `ok`.
 
 import hashlib
 import json
-from bisect import bisect_left
-from collections.abc import Mapping
+import re
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
+import orjson
+
 from campaign.client.base import Outcome, Usage
-from campaign.client.http1 import Response, parse_response
+from campaign.client.http1 import Response, finish, parse_response
+from campaign.client.lag import lag_counts
 from campaign.client.reader import Exchange
 from campaign.client.sse import parse
 from campaign.store.row import State
@@ -27,7 +30,14 @@ from campaign.store.row import State
 Channel = Literal["content", "reasoning", "tool_call"]
 
 _DONE: Final = b"[DONE]"
+_STEP_EVENTS: Final = 32
 _ERROR_LENGTH: Final = 2000
+_REPORTS: Final = frozenset({"timings", "sglext", "meta_info"})
+_PLAIN_KEYS: Final = frozenset(
+    {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier"}
+)
+_PLAIN_CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason", "logprobs"})
+_PLAIN_TEXT: Final = re.compile(rb'[^"\\\x00-\x1f]+')
 _WORDS: Final[Mapping[str, Channel]] = {
     "content": "content",
     "refusal": "content",
@@ -62,6 +72,10 @@ class Reading:
     error: tuple[str, str] | None = None
     """(code, message) of the first error object, or of the first event that is not what it should be."""
     tail: bytes = b""
+    read_events: list[int] = field(default_factory=list)
+    """Events that each read of the body completed."""
+    merged_reads: int = 0
+    """Reads that completed more than one event with generated text."""
 
     @property
     def text(self) -> str:
@@ -85,31 +99,98 @@ def join(parts: Any) -> str:
 
 def read(response: Response) -> Reading:
     """Read the events of a body, each timed by the read that completes it. Never raises."""
+    return finish(read_steps(response))
+
+
+def read_steps(response: Response) -> Generator[None, None, Reading]:  # noqa: C901 -- the hot loop: calls cost
+    """As `read`, in short steps."""
     reading = Reading()
     stream = parse(response.body)
     ends = list(accumulate(len(piece.data) for piece in response.pieces))
     reading.events = len(stream.events)
     reading.tail = stream.tail
+    reading.read_events = [0] * len(ends)
+    piece, last_piece, held = 0, -1, 0
+    like: _Like | None = None
     for index, event in enumerate(stream.events):
-        if event.data.strip() == _DONE:
+        if index % _STEP_EVENTS == _STEP_EVENTS - 1:
+            yield
+        data, kind, _, end = event
+        while ends[piece] < end:
+            piece += 1
+        reading.read_events[piece] += 1
+        if data[:1] != b"{" and data.strip() == _DONE:
             reading.done = True
             continue
-        ns = response.pieces[bisect_left(ends, event.end)].ns
-        try:
-            value = json.loads(event.data.decode("utf-8"))
-        except (ValueError, RecursionError):
-            _fail(reading, "bad_event", event.data.decode("utf-8", "replace"))
+        before = len(reading.chunks)
+        if like is not None and kind == "message" and (text := like.text(data)) is not None:
+            reading.chunks.append(Chunk(response.pieces[piece].ns, "content", text, None, index))
+            held = held + 1 if piece == last_piece else 1
+            reading.merged_reads += held == 2
+            last_piece = piece
             continue
-        if event.type == "error":
+        try:
+            value = _loads(data)
+        except (ValueError, RecursionError):
+            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
+            continue
+        if kind == "error":
             _fail(reading, *_error_of(value, "error"))
         elif not isinstance(value, dict):
-            _fail(reading, "bad_event", event.data.decode("utf-8", "replace"))
+            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
         else:
-            _take(reading, value, ns, index)
+            _take(reading, value, response.pieces[piece].ns, index)
+            if len(reading.chunks) > before:
+                like = _Like.of(data, value, reading.chunks[before:])
+                held = held + 1 if piece == last_piece else 1
+                reading.merged_reads += held == 2
+                last_piece = piece
     if reading.tail.strip() in {b"data:[DONE]", b"data: [DONE]"}:
         # Some servers close right after the last word, without its blank line.
         reading.done, reading.tail, reading.events = True, b"", reading.events + 1
     return reading
+
+
+class _Like(NamedTuple):
+    """An event that was parsed, for those that differ from it in nothing but the text of their one chunk."""
+
+    head: bytes
+    tail: bytes
+
+    @classmethod
+    def of(cls, data: bytes, value: dict[str, Any], chunks: list[Chunk]) -> "_Like | None":
+        """None where the event says more than its text."""
+        if len(chunks) != 1 or chunks[0].channel != "content" or not _PLAIN_KEYS.issuperset(value):
+            return None
+        if len(value["choices"]) != 1:
+            return None
+        choice = value["choices"][0]
+        if not _PLAIN_CHOICE.issuperset(choice) or choice.get("finish_reason") or value.get("usage"):
+            return None
+        head, found, tail = data.partition(b'"' + chunks[0].text.encode("utf-8", "replace") + b'"')
+        if not found or not head.endswith((b'"content":', b'"content": ', b'"text":', b'"text": ')):
+            return None
+        return cls(head + b'"', b'"' + tail)
+
+    def text(self, data: bytes) -> str | None:
+        """The text of an event that is alike; None where it is not, or its text needs a JSON parser."""
+        if not data.startswith(self.head) or not data.endswith(self.tail):
+            return None
+        part = data[len(self.head) : -len(self.tail)]
+        if not _PLAIN_TEXT.fullmatch(part):
+            return None
+        try:
+            return part.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
+
+def _loads(data: bytes) -> Any:
+    """JSON of an event; orjson refuses lone surrogates, which servers do send."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data.decode("utf-8"))
 
 
 def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
@@ -121,12 +202,14 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
     if isinstance(usage, dict):
         reading.usage = usage
         tokens = _count(usage.get("completion_tokens"))
-    _report(reading, value)
+    if not _REPORTS.isdisjoint(value):
+        _report(reading, value)
     choices = value.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
             continue
-        _report(reading, choice)
+        if not _REPORTS.isdisjoint(choice):
+            _report(reading, choice)
         for channel, text in _generated(choice):
             reading.chunks.append(Chunk(ns, channel, text, tokens, index))
         finish = choice.get("finish_reason")
@@ -149,11 +232,15 @@ def _report(reading: Reading, value: dict[str, Any]) -> None:
 
 def _generated(choice: dict[str, Any]) -> list[tuple[Channel, str]]:
     out: list[tuple[Channel, str]] = []
-    text = choice.get("text")
-    if isinstance(text, str) and text:
+    if isinstance(text := choice.get("text"), str) and text:
         out.append(("content", text))
     delta = choice.get("delta")
     if not isinstance(delta, dict):
+        return out
+    if len(delta) == 1 and isinstance(word := delta.get("content"), str):
+        # The usual delta.
+        if word:
+            out.append(("content", word))
         return out
     said: set[tuple[Channel, str]] = set()
     for name, channel in _WORDS.items():
@@ -296,7 +383,14 @@ def conclude(
     request_id: str, exchange: Exchange, response: Response, expect_tokens: int | None = None
 ) -> Interpreted:
     """As `interpret`, of a response whose HTTP framing is off already."""
-    reading = read(response)
+    return finish(conclude_steps(request_id, exchange, response, expect_tokens))
+
+
+def conclude_steps(
+    request_id: str, exchange: Exchange, response: Response, expect_tokens: int | None = None
+) -> Generator[None, None, Interpreted]:
+    """As `conclude`, in short steps."""
+    reading = yield from read_steps(response)
     judged = _judge(exchange.end, exchange.detail, response, reading, expect_tokens)
     chunks = reading.chunks
     outcome = Outcome(
@@ -307,7 +401,7 @@ def conclude(
         first_ns=chunks[0].ns if chunks else None,
         last_ns=chunks[-1].ns if chunks else None,
         done_ns=response.complete_ns if response.complete_ns is not None else exchange.end_ns,
-        stamp_source="user",
+        stamp_source=exchange.stamp_source,
         reads=len(response.pieces),
         events=reading.events,
         content_chunks=len({chunk.event for chunk in chunks}),
@@ -319,7 +413,14 @@ def conclude(
         error=judged.message,
         text_sha256=hashlib.sha256(reading.text.encode("utf-8")).hexdigest() if chunks else None,
         timings=reading.report or None,
-        reasons=judged.reasons,
+        reasons=(*judged.reasons, "clock_step") if exchange.clock_step else judged.reasons,
+        segments=exchange.segments,
+        merged_reads=reading.merged_reads,
+        start_error_us=None
+        if exchange.planned_ns is None
+        else (exchange.sent_ns - exchange.planned_ns) / 1e3,
+        lag=lag_counts(exchange.lags_ns),
+        user_lag=lag_counts(exchange.user_lags_ns),
         retry_after=response.retry_after,
     )
     return Interpreted(outcome, reading, response)

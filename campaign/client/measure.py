@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from campaign.client.base import Outcome
+from campaign.client.lag import judge, percentile
 from campaign.engines.base import StepCounts
 from campaign.store.row import RateDefinition
 
@@ -63,6 +64,9 @@ def row_fields(outcome: Outcome, counts: StepCounts | None, *, speculative: bool
     if cached is None and counts is not None and told is not None:
         cached = counts.cached_tokens
     kept = counts if counted and speculative else None
+    lag_p99 = percentile(outcome.lag, 0.99)
+    if judge(lag_p99, figures.step_ms) is not None:
+        figures.because("client_lag")
     return {
         "sent_ns": outcome.sent_ns,
         "sent_utc_ns": outcome.sent_utc_ns,
@@ -76,6 +80,13 @@ def row_fields(outcome: Outcome, counts: StepCounts | None, *, speculative: bool
         "reads": outcome.reads,
         "events": outcome.events,
         "content_chunks": outcome.content_chunks,
+        "segments": outcome.segments,
+        "merged_reads": outcome.merged_reads,
+        "start_error_us": outcome.start_error_us,
+        "lag_p50_us": percentile(outcome.lag, 0.5),
+        "lag_p99_us": lag_p99,
+        "user_lag_p50_us": percentile(outcome.user_lag, 0.5),
+        "user_lag_p99_us": percentile(outcome.user_lag, 0.99),
         "prompt_tokens": told.prompt_tokens if told is not None else None,
         "completion_tokens": told.completion_tokens if told is not None else None,
         "first_chunk_tokens": figures.first_chunk_tokens,

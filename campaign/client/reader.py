@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from campaign.client.http1 import Target, parse_response
+from campaign.store.row import StampSource
 
 End = Literal["complete", "eof", "reset", "refused", "unreachable", "timeout", "cancelled"]
 
@@ -36,6 +37,20 @@ class Exchange:
     end: End
     end_ns: int
     detail: str = ""
+    stamp_source: StampSource = "user"
+    """Whose stamps `reads` and `end_ns` hold; `sent_ns` is always taken in user space."""
+    segments: int | None = None
+    """TCP data segments received on the connection (TCP_INFO), where the kernel says."""
+    clock_step: bool = False
+    """CLOCK_REALTIME was set meanwhile: kernel stamps of this exchange mean nothing."""
+    planned_ns: int | None = None
+    """When it should have been sent, where that was planned."""
+    user_ns: tuple[int, ...] = ()
+    """User stamp of each read, where `reads` hold the kernel's."""
+    lags_ns: tuple[int, ...] = ()
+    """Lag of the stamp used, of each probe sent while this request was in flight."""
+    user_lags_ns: tuple[int, ...] = ()
+    """User stamp minus kernel stamp of each read; where stamps are the user's, the lag of probes."""
 
 
 class Wire(asyncio.Protocol):

@@ -3,9 +3,10 @@
 A cell's folder holds two journals of JSON lines, one record a request; sealing the cell turns them into
 `chunks/...jsonl.zst` and `text/...jsonl.zst`. Times are nanoseconds after `sent_ns`.
 
-chunks: `{request_id, sent_ns, sent_utc_ns, stamp_source, end, read_ns: [..], read_bytes: [..],
-event_ns: [..], event_tokens: [..], event_chars: [..]}`. `read_bytes` counts HTTP framing too; an event
-here is one that carried generated text, and `event_tokens` its running usage (null where it has none).
+chunks: `{request_id, sent_ns, sent_utc_ns, stamp_source, end, read_ns: [..], read_user_ns: [..], read_bytes: [..],
+read_events: [..], event_ns: [..], event_tokens: [..], event_chars: [..]}`. `read_bytes` counts HTTP framing too; an event
+here is one that carried generated text (`read_events` counts all events that each read of the body
+completed), and `event_tokens` its running usage (null where it has none).
 
 text: `{request_id, state, content, reasoning, tool_call, tail_b64, body, body_b64}`. `body` is the raw
 response body, so that every number re-derives; bytes that are not UTF-8 stand in `body_b64` instead.
@@ -35,7 +36,9 @@ def chunk_record(exchange: Exchange, read: Interpreted) -> dict[str, Any]:
         "stamp_source": read.outcome.stamp_source,
         "end": exchange.end,
         "read_ns": [ns - zero for ns, _ in exchange.reads],
+        "read_user_ns": [ns - zero for ns in exchange.user_ns],
         "read_bytes": [len(data) for _, data in exchange.reads],
+        "read_events": read.reading.read_events,
         "event_ns": [chunk.ns - zero for chunk in read.reading.chunks],
         "event_tokens": [chunk.tokens for chunk in read.reading.chunks],
         "event_chars": [len(chunk.text) for chunk in read.reading.chunks],

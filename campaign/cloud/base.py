@@ -28,6 +28,10 @@ class Quote:
     """Worst granularity of the dead-men, counted in the worst case."""
     teardown_s: int
     """Time to take the node down and prove it, reserved beside the lease."""
+    ours: bool = False
+    """Whether we would have to end the node; then at least two `dead_men` are needed."""
+    dead_men: tuple[str, ...] = ()
+    """Dead-men that would be effective without our controller, by name (campaign.cloud.deadmen)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,22 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """One lease, as it was granted; goes to the node as JSON."""
+
+    lease: str
+    session: str
+    node: str
+    provider: str
+    usd_per_hour_micro: int
+    granularity_s: int
+    billing_from_utc_ns: int
+    deadline_utc_ns: int
+    worst_usd_micro: int
+    teardown_reserve_usd_micro: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentJob:
     """What the session agent is to do on the node."""
 
@@ -85,6 +105,8 @@ class AgentJob:
     """Round ids already committed."""
     overrides: tuple[str, ...] = ()
     """Gates a person has overridden, with the reason in the ledger."""
+    terms: LeaseTerms | None = None
+    """The lease as it stands after the launch, for an agent that keeps a budget of its own."""
 
 
 @runtime_checkable
@@ -114,8 +136,18 @@ class Provider(Protocol):
         """Price a node. Raises ProviderError('price') where none can be had."""
         ...
 
+    def expected(self, intent: LaunchIntent) -> NodeHandle:
+        """The handle of a launch whose answer never came: enough for observe, fetch, down and prove_down.
+
+        Pure: it asks nobody. `node_id` is the name under which `launch` asks for the node.
+        """
+        ...
+
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
-        """Get the node. Raises ProviderError. May be called once per intent."""
+        """Get the node. Raises ProviderError; a node may exist all the same, under `expected(intent)`.
+
+        May be called once per intent. A price that is none is handed on as a negative one.
+        """
         ...
 
     async def observe(self, handle: NodeHandle) -> Literal["up", "gone", "unreachable", "preempted"]:
@@ -126,8 +158,11 @@ class Provider(Protocol):
         """Start the session agent on the node."""
         ...
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None:
-        """Bring rows and journals to `run_dir`; a no-op where they are already there."""
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        """Bring rows and journals to `run_dir`; returns the whole events of the agent's journal, for merging.
+
+        Nothing to do, and nothing returned, where they are written there in the first place. Raises ProviderError where the node cannot be reached; what was brought so far stays whole.
+        """
         ...
 
     async def down(self, handle: NodeHandle) -> None:
@@ -139,5 +174,8 @@ class Provider(Protocol):
         ...
 
     async def list_ours(self, install_id: str) -> Sequence[NodeHandle]:
-        """Nodes that carry our install id."""
+        """Nodes that carry our install id. Raises ProviderError where the provider cannot be asked.
+
+        `data["deadline_utc_ns"]` is the deadline the node carries, None where it cannot be read.
+        """
         ...

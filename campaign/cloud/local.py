@@ -8,6 +8,7 @@ from typing import Literal
 
 from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Proof, Quote
 from campaign.errors import ProviderError
+from campaign.ledger.events import NewEvent
 from campaign.money import micro
 from campaign.spec.models import LocalNode, Node
 
@@ -50,13 +51,17 @@ class LocalProvider:
         )
 
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
-        quote = await self.quote(intent.node)
+        return self.expected(intent)
+
+    def expected(self, intent: LaunchIntent) -> NodeHandle:
+        if not isinstance(intent.node, LocalNode):
+            raise ProviderError("price", f"not a local node: {intent.node.provider}")
         return NodeHandle(
             lease=intent.lease,
             node_id=machine_id(),
-            usd_per_hour=quote.usd_per_hour,
-            granularity_s=quote.granularity_s,
-            price_source=quote.source,
+            usd_per_hour=micro(intent.node.usd_per_hour),
+            granularity_s=1,
+            price_source="declared",
             dead_men=(),
             ours=False,
             data={},
@@ -70,8 +75,9 @@ class LocalProvider:
         self._agents[handle.lease] = agent
         return agent
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None:
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:  # noqa: ARG002  # contract
         """Nothing to do: the agent writes into the run folder itself."""
+        return ()
 
     async def down(self, handle: NodeHandle) -> None:
         agent = self._agents.pop(handle.lease, None)

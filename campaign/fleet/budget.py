@@ -223,12 +223,15 @@ class BudgetController:
             }
             dearer = max(_whole_or_none(handle.usd_per_hour) or 0, held.usd_per_hour or 0)
             granularity = max(handle.granularity_s, held.granularity_s)
-            if dearer != held.usd_per_hour or granularity != held.granularity_s:
+            reserved = max(held.max_usd_per_hour or 0, held.usd_per_hour or 0)
+            if (dearer, granularity) != (reserved, held.granularity_s):
+                # The reserve was made at the most a launch may cost; now the price is known.
                 terms = machine.worst_case(
                     MicroUsd(dearer), held.max_ns, held.dead_man_ns, held.teardown_ns, granularity
                 )
                 payload["worst_usd_micro"] = terms.worst_usd
                 payload["teardown_reserve_usd_micro"] = terms.teardown_reserve_usd
+            if dearer != held.usd_per_hour:
                 quoted = held.quoted_usd_per_hour or 0
                 payload["price_gap_usd_per_hour_micro"] = dearer - quoted
                 gap = machine.dollars(dearer - quoted)

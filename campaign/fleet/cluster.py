@@ -27,6 +27,8 @@ _ENV = {
 _STORE_BYTES = 80 * 2**20
 """Nothing large crosses Ray: the smallest object store it accepts comfortably."""
 NAMESPACE = "campaign"
+SKYPILOT_PORT = "6380"
+"""SkyPilot's Ray on a node that it made."""
 START_TRIES = 3
 
 
@@ -40,6 +42,11 @@ class Cluster:
         if address in {"auto", "local", ""}:
             raise UserError(
                 f"ray.address = {address!r}: name the cluster as host:port. Fix: leave it out for a cluster of our own"
+            )
+        if address is not None and address.rpartition(":")[2] == SKYPILOT_PORT:
+            raise UserError(
+                f"ray.address = {address}: that port is SkyPilot's own Ray; joining or stopping it breaks the node. "
+                "Fix: leave it out for a cluster of our own"
             )
         self._address = address
         self._folder: str | None = None

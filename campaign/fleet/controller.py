@@ -3,12 +3,14 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from campaign.clock import Clock
 from campaign.errors import CampaignError
+from campaign.fleet.again import continued, draw_of, root_of
 from campaign.fleet.budget import BudgetPort
+from campaign.fleet.reconcile import Reconciled, Scope
 from campaign.fleet.snapshot import SessionSnapshot, Snapshot
 from campaign.fleet.supervisor import SessionJob, SessionResult
 from campaign.ledger.events import NewEvent
@@ -17,6 +19,10 @@ from campaign.spec.models import LocalNode
 from campaign.store.layout import RunDir
 
 POLL_S = 0.5
+SWEEP_S = 60.0
+"""Between two passes of the reconcile."""
+MAX_DRAWS = 3
+"""Nodes drawn for one planned session: preempted, or slower than the reference from the first anchor on."""
 
 
 class PoolPort(Protocol):
@@ -26,6 +32,14 @@ class PoolPort(Protocol):
     async def snapshots(self) -> tuple[SessionSnapshot, ...]: ...
     async def results(self) -> tuple[SessionResult, ...]: ...
     async def stop(self, why: str, gate: str | None = None) -> None: ...
+    async def reconcile(self, scope: Scope) -> Reconciled: ...
+
+
+class PlanFile(Protocol):
+    """Where a plan that grows is kept: beside the one in force until the ledger names it."""
+
+    def begin(self, plan: CampaignPlan) -> str: ...
+    def commit(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,11 @@ class Controller:
         pool: PoolPort,
         clock: Clock,
         show: Callable[[Snapshot], None] = lambda _: None,
+        scope: Scope | None = None,
+        plan_file: PlanFile | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
+        # `scope`: what to reconcile at start, every minute and at the end.
         self._run_dir, self._plan, self._budget, self._pool, self._clock = run_dir, plan, budget, pool, clock
         self._show = show
         self._jobs = tuple(jobs)
@@ -60,6 +78,9 @@ class Controller:
         self._ended: list[SessionResult] = []
         self._stopping: str | None = None
         self._started_ns = clock.monotonic_ns()
+        self._scope, self._plan_file, self._poll_s = scope, plan_file, poll_s
+        self._swept_ns: int | None = None
+        self._alarms: dict[str, str] = {}
 
     def ask_stop(self, why: str) -> None:
         """Called by the signal handler: stop at the next token, tear down, settle."""
@@ -70,6 +91,7 @@ class Controller:
         told = False
         while True:
             self._read_stop_file()
+            await self._sweep()
             if self._stopping and not told:
                 told = True
                 # The sessions first: their last words then say stopped, not refused.
@@ -83,9 +105,28 @@ class Controller:
             await self._display()
             if not self._running and not started:
                 break
-            await self._clock.sleep(POLL_S)
+            await self._clock.sleep(self._poll_s)
+        await self._sweep(last=True)
         self._ended += self._refused.values()
         return self._ending()
+
+    async def _sweep(self, *, last: bool = False) -> None:
+        """Reconcile at the start, every minute, and at the end; what a person has to look at is kept."""
+        now = self._clock.monotonic_ns()
+        due = last or self._swept_ns is None or now - self._swept_ns >= SWEEP_S * 1e9
+        if self._scope is None or not due:
+            return
+        self._swept_ns = now
+        try:
+            found = await self._pool.reconcile(self._scope)
+        except CampaignError:
+            return  # the ledger cannot be asked; the sessions stop for that themselves
+        # Runs of others share the account: what is not of this run is left to `campaign reconcile`.
+        self._alarms = {
+            f.node: f"{f.detail}; check by hand: {f.check_by_hand}"
+            for f in found.alarms
+            if f.what == "unreachable" and f.check_by_hand
+        }
 
     # --- sessions
 
@@ -118,12 +159,37 @@ class Controller:
                 self._waiting.sort(key=self._jobs.index)
                 continue
             settled = True
+            if result.ending in {"preempted", "bad_draw"} and await self._again(job, result):
+                continue
             self._ended.append(result)
-            if result.ending in {"failed", "unreachable"}:
+            if result.ending in {"failed", "unreachable", "preempted"}:
                 self._waiting.clear()
         if settled and self._waiting:
             # Money has settled: what was refused may ask again.
             self._refused.clear()
+
+    async def _again(self, job: SessionJob, result: SessionResult) -> bool:
+        """Plan what is left on another node, as a session of its own with its own anchors."""
+        draw = draw_of(job.plan.name) + 1
+        if draw > MAX_DRAWS or self._stopping:
+            return False
+        rest = continued(job.plan, await self._budget.state(), f"{root_of(job.plan.name)}.draw{draw}")
+        if rest is None:
+            return True
+        self._plan = replace(self._plan, sessions=(*self._plan.sessions, rest))
+        payload = {
+            "sessions": [rest.name],
+            "reason": f"{result.ending} of {job.plan.name}",
+            "plan_sha256": self._plan_file.begin(self._plan) if self._plan_file else None,
+            "continues": job.plan.name,
+        }
+        await self._budget.record(NewEvent("sessions_added", payload))
+        if self._plan_file:
+            self._plan_file.commit()
+        again = replace(job, plan=rest, attempts={}, done=())
+        self._jobs = (*self._jobs, again)
+        self._waiting.append(again)
+        return True
 
     def _read_stop_file(self) -> None:
         try:
@@ -157,8 +223,10 @@ class Controller:
 
     def _ending(self) -> Ending:
         results = tuple(self._ended)
-        broken = next((r for r in results if r.ending in {"failed", "unreachable"}), None)
-        gated = next((r for r in results if r.ending in {"tripped", "refused"}), None)
+        broken = next((r for r in results if r.ending in {"failed", "unreachable", "preempted"}), None)
+        gated = next((r for r in results if r.ending in {"tripped", "refused", "bad_draw"}), None)
+        if self._alarms:
+            return Ending(4, "; ".join(f"{node}: {why}" for node, why in self._alarms.items()), results)
         if broken is not None:
             return Ending(broken.error_exit or 4, broken.reason, results)
         if gated is not None:

@@ -27,9 +27,14 @@ from campaign.store.layout import RunDir
 from campaign.workloads.packs import Prompt, Prompts
 
 
+def state_folder() -> Path:
+    """Where this installation keeps what is of no single run."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "campaign"
+
+
 def install_id() -> str:
     """This installation's name on everything it launches; made once, kept in the user's state folder."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "campaign"
+    base = state_folder()
     path = base / "install-id"
     try:
         text = path.read_text(encoding="ascii").strip()

@@ -16,18 +16,24 @@ from campaign.fleet.actors import Remote, spawn
 from campaign.fleet.budget import BudgetController, BudgetPort
 from campaign.fleet.cluster import Cluster
 from campaign.fleet.controller import Controller, Ending, PoolPort
+from campaign.fleet.create import install_id, state_folder
 from campaign.fleet.local_agent import LocalAgentFactory
 from campaign.fleet.parts import PortsFactory, inline_ports, ray_ports
 from campaign.fleet.pool import SupervisorPool
+from campaign.fleet.reconcile import Scope
 from campaign.fleet.snapshot import Snapshot
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
 from campaign.ledger.lock import Signature
+from campaign.plan import codec
 from campaign.plan.model import CampaignPlan
 from campaign.spec.models import Spec
+from campaign.store import atomic
 from campaign.store.layout import RunDir
 
+RECONCILE_S = 1800.0
+"""Deadline of a reconcile: it waits for providers."""
 CALL_S = 120.0
 """Deadline of a call to the budget or the supervisors: they only ever wait for the disk."""
 _BUDGET_DEADLINES = dict.fromkeys(("settle", "observe", "record", "close"), CALL_S)
@@ -61,8 +67,46 @@ def make_budget(run_dir: RunDir, spec: Spec, *, create: bool) -> BudgetControlle
 
 
 def make_providers(budget: BudgetPort, ports: PortsFactory) -> dict[str, Provider]:
-    """Where nodes can come from in this version."""
-    return {"local": LocalProvider(LocalAgentFactory(budget, ports, SystemClock()))}
+    """Where nodes can come from."""
+    return {"local": LocalProvider(LocalAgentFactory(budget, ports, SystemClock())), **remote_providers()}
+
+
+def remote_providers() -> dict[str, Provider]:
+    """Providers of nodes that are not this machine: they need no budget and no ports of ours."""
+    from campaign.cloud.attach import AttachProvider
+    from campaign.cloud.sky import SkyProvider
+
+    clock, wheels = SystemClock(), state_folder() / "wheels"
+    return {"sky": SkyProvider(clock, wheels), "attach": AttachProvider(clock, wheels)}
+
+
+def scope_of(run_dir: RunDir, spec: Spec) -> Scope:
+    """What to reconcile of a run."""
+    providers = {node.provider for node in spec.nodes.values()} - {"local"}
+    return Scope(
+        run=run_dir.name,
+        campaign=spec.campaign,
+        install_id=install_id(),
+        run_dir=str(run_dir.root),
+        nodes=spec.nodes,
+        providers=tuple(sorted(providers)),
+    )
+
+
+class GrownPlan:
+    """A plan with more sessions, written beside the one in force until the ledger names it."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+
+    def begin(self, plan: CampaignPlan) -> str:
+        """Write it; returns the hash that `sessions_added` registers."""
+        atomic.write(self._run_dir.next_plan, codec.dump(plan))
+        return codec.plan_hash(plan)
+
+    def commit(self) -> None:
+        """The ledger names it: it is the plan in force."""
+        self._run_dir.next_plan.replace(self._run_dir.plan)
 
 
 class _BudgetActor(BudgetController):
@@ -92,7 +136,7 @@ async def fleet(drive: Drive) -> AsyncIterator[Fleet]:
         remote = Remote(actor, _BUDGET_DEADLINES)
         # The ledger is opened before anything is started: another controller is refused here.
         await remote.ready()
-        pool = Remote(spawn(_PoolActor, actor))
+        pool = Remote(spawn(_PoolActor, actor), {"reconcile": RECONCILE_S})
         try:
             yield Fleet(cast(BudgetPort, remote), cast(PoolPort, pool))
         finally:
@@ -107,7 +151,15 @@ async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
         )
         await parts.budget.record(*drive.opening, started)
         controller = Controller(
-            drive.run_dir, drive.plan, drive.jobs, parts.budget, parts.pool, SystemClock(), show
+            drive.run_dir,
+            drive.plan,
+            drive.jobs,
+            parts.budget,
+            parts.pool,
+            SystemClock(),
+            show,
+            scope=scope_of(drive.run_dir, drive.spec),
+            plan_file=GrownPlan(drive.run_dir),
         )
         with _signals(controller):
             ending = await controller.run()

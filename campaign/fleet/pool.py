@@ -7,21 +7,25 @@ from campaign.clock import Clock
 from campaign.cloud.base import Provider
 from campaign.errors import CampaignError
 from campaign.fleet.budget import BudgetPort
+from campaign.fleet.reconcile import Reconciled, Reconciler, Scope
 from campaign.fleet.snapshot import SessionSnapshot
-from campaign.fleet.supervisor import SessionJob, SessionResult, Supervisor
+from campaign.fleet.supervisor import TICK_S, SessionJob, SessionResult, Supervisor
 
 
 class SupervisorPool:
     """Starts supervisors as tasks of one event loop and keeps their results."""
 
-    def __init__(self, budget: BudgetPort, providers: Mapping[str, Provider], clock: Clock) -> None:
-        self._budget, self._providers, self._clock = budget, dict(providers), clock
+    def __init__(
+        self, budget: BudgetPort, providers: Mapping[str, Provider], clock: Clock, tick_s: float = TICK_S
+    ) -> None:
+        self._budget, self._providers, self._clock, self._tick_s = budget, dict(providers), clock, tick_s
         self._supervisors: dict[str, Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[SessionResult]] = {}
 
     async def start(self, job: SessionJob) -> None:
         """Begin a session; returns at once."""
-        supervisor = Supervisor(job, self._budget, self._providers[job.node.provider], self._clock)
+        provider = self._providers[job.node.provider]
+        supervisor = Supervisor(job, self._budget, provider, self._clock, self._tick_s)
         self._supervisors[job.plan.name] = supervisor
         self._tasks[job.plan.name] = asyncio.create_task(supervisor.run())
 
@@ -33,6 +37,14 @@ class SupervisorPool:
         """Sessions that have ended since the last call."""
         ended = [name for name, task in self._tasks.items() if task.done()]
         return tuple(_outcome(name, self._tasks.pop(name)) for name in ended)
+
+    def active(self) -> frozenset[str]:
+        """Sessions whose supervisor is at work: their leases are theirs."""
+        return frozenset(name for name, task in self._tasks.items() if not task.done())
+
+    async def reconcile(self, scope: Scope) -> Reconciled:
+        """One pass over leases and listings; what supervisors hold is left to them."""
+        return await Reconciler(self._budget, self._providers, scope, self._clock, self.active).run()
 
     async def stop(self, why: str, gate: str | None = None) -> None:
         """Stop every session at the next token."""

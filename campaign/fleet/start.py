@@ -1,17 +1,23 @@
 """What `run`, `resume` and `rerun` have in common: from a file or a folder to something to drive."""
 
+import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from campaign.budget import machine
 from campaign.clock import Clock, SystemClock
+from campaign.cloud.base import Provider
 from campaign.engines.flags.spec import check_spec
 from campaign.engines.registry import get as get_engine
 from campaign.errors import BudgetRefused, UserError
+from campaign.fleet.again import rest_of
+from campaign.fleet.budget import BudgetController
 from campaign.fleet.create import create_run, install_id
-from campaign.fleet.drive import Drive
+from campaign.fleet.drive import Drive, GrownPlan, remote_providers, scope_of
+from campaign.fleet.reconcile import Reconciled, Reconciler
 from campaign.fleet.recover import agent_events, check_registered, left_to_do, settle_abandoned, supersede
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
@@ -29,7 +35,7 @@ from campaign.store.folder import FolderStore
 from campaign.store.layout import RunDir
 from campaign.workloads import packs
 
-DRIVEN = frozenset({"local"})
+DRIVEN = frozenset({"local", "attach", "sky"})
 """Providers this version can rent from or run on."""
 
 
@@ -82,12 +88,20 @@ def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock |
     Raises LedgerLocked where its controller is alive.
     """
     clock = clock or SystemClock()
+    reconcile_run(run_dir, parse_canonical(run_dir.canonical.read_bytes()), clock)
     with Ledger.open(run_dir, clock) as ledger:
         state = recovered(run_dir, ledger, clock)
         canonical = run_dir.canonical.read_bytes()
         spec, plan = parse_canonical(canonical), codec.load(run_dir.plan.read_bytes())
         left = left_to_do(state, plan)
-        sessions = [s for s in plan.sessions if s.name not in left.finished]
+        stays = frozenset(name for name, node in spec.nodes.items() if node.provider == "local")
+        rest = rest_of(plan, state, stays)
+        plan, sessions = rest.plan, rest.sessions
+        if rest.added:
+            grown = GrownPlan(run_dir)
+            digest = grown.begin(plan)
+            ledger.append(*(replace(e, payload={**e.payload, "plan_sha256": digest}) for e in rest.added))
+            grown.commit()
         if not sessions and state.finished is None:
             # It died after its last round: all that was missing is the last word.
             ledger.append(
@@ -101,6 +115,32 @@ def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock |
         run_dir, canonical, sessions, spec, done=left.done, attempts=left.attempts, overrides=gates
     )
     return Drive(run_dir, spec, plan, jobs, list(overrides), create=False)
+
+
+def reconcile_run(
+    run_dir: RunDir,
+    spec: Spec,
+    clock: Clock,
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
+    providers: Mapping[str, Provider] | None = None,
+) -> Reconciled:
+    """Take down and settle what a dead controller left on nodes that are not this machine, rows first.
+
+    Raises LedgerLocked where the controller is alive: its leases are its own.
+    """
+    scope = scope_of(run_dir, spec)
+    if not scope.providers:
+        return Reconciled()
+
+    async def work() -> Reconciled:
+        budget = BudgetController(Ledger.open(run_dir, clock), clock, spec)
+        try:
+            given = remote_providers() if providers is None else providers
+            return await Reconciler(budget, given, scope, clock, known_elsewhere=elsewhere).run()
+        finally:
+            await budget.close()
+
+    return asyncio.run(work())
 
 
 def rerun_drive(run_dir: RunDir, pair: str, clock: Clock | None = None) -> Drive:
@@ -162,6 +202,10 @@ def only(spec: Spec, pair: str) -> Spec:
     return spec.model_copy(update={"sessions": sessions})
 
 
+def _seconds(wait: timedelta | None) -> float:
+    return 0.0 if wait is None else wait.total_seconds()
+
+
 def gates_of(overrides: Sequence[NewEvent]) -> list[str]:
     """The gates that override events name."""
     return [event.payload["gate"] for event in overrides]
@@ -183,6 +227,7 @@ def make_jobs(
             run=run_dir.name,
             campaign=spec.campaign,
             install_id=install_id(),
+            wait_for_capacity_s=_seconds(spec.budget.wait_for_capacity),
             run_dir=str(run_dir.root),
             plan=session,
             node=spec.nodes[session.node],

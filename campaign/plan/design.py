@@ -5,6 +5,7 @@ from typing import assert_never
 
 from campaign.errors import Problem, SpecError
 from campaign.money import MicroUsd
+from campaign.plan.arrivals import load_plan, offsets_ns
 from campaign.plan.cost import Price, arm_times, billed, group_seconds, group_tokens_usd
 from campaign.plan.expand import Draft
 from campaign.plan.model import PlannedDesign
@@ -128,14 +129,14 @@ def _seconds(spec: Spec, draft: Draft, design: PlannedDesign, boots: int) -> flo
     workload = spec.workloads[draft.workload]
     in_flight = min(draft.concurrency, workload.n)
     times = [arm_times(arm.config, workload, in_flight) for arm in draft.arms]
-    return group_seconds(
-        design,
-        times,
-        workload,
-        boots=boots,
-        waves=waves(boots, draft.concurrency),
-        concurrency=draft.concurrency,
-    )
+    plan = load_plan(draft.load, draft.concurrency, workload.n)
+    sets = waves(boots, draft.concurrency) + (2 * plan.cut_sets if plan is not None else 0)
+    seconds = group_seconds(design, times, workload, boots=boots, waves=sets, concurrency=draft.concurrency)
+    if plan is None or not plan.open or draft.load is None:
+        return seconds
+    # An open loop lasts as long as its plan does, however fast the engine is.
+    last = offsets_ns(draft.load, sets * workload.n, "")[-1] or 0
+    return max(seconds, boots * len(times) * last / 1e9 + seconds)
 
 
 def _alternatives(spec: Spec, draft: Draft, taken: PlannedDesign, price: Price, *, resident: bool) -> str:
@@ -183,6 +184,7 @@ def layout(spec: Spec, node_name: str, choice: Choice, name: str) -> Layout:
         workload=draft.workload,
         workload_seed=workload.seed,
         sides=(0, 1) if draft.kind == "aa" else (0,) * len(draft.arms),
+        load=draft.load,
     )
 
 

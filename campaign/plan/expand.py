@@ -13,7 +13,7 @@ from typing import Any
 
 from campaign.errors import Problem, SpecError
 from campaign.plan.model import ArmPlan, Comparison, GroupKind
-from campaign.spec.models import Design, Pair, Spec
+from campaign.spec.models import Design, Load, Pair, Spec
 from campaign.spec.resolve import arm_hash, resolved_arm, with_fields
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -33,6 +33,7 @@ class Draft:
     boots: int
     design: Design
     comparisons: tuple[Comparison, ...]
+    load: Load | None = None
     looks: tuple[int, ...] = ()
 
 
@@ -90,7 +91,8 @@ def _pair(spec: Spec, name: str) -> list[Draft]:
                 pair.boots,
                 pair.design,
                 (comparison,),
-                pair.looks if c == 1 else (),
+                load=pair.load if c > 1 else None,
+                looks=pair.looks if c == 1 else (),
             )
         )
     return drafts
@@ -147,6 +149,7 @@ def _ladder(spec: Spec, name: str) -> Draft:
         ladder.boots,
         ladder.design,
         comparisons,
+        ladder.load if ladder.concurrency > 1 else None,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from campaign.money import NOTHING, MicroUsd
+from campaign.plan.arrivals import LoadPlan
 from campaign.spec.models import Arm, Metric
 
 GroupKind = Literal["anchor", "ladder", "pair", "null", "aa"]
@@ -53,6 +54,10 @@ class RequestPlan:
     """0 at concurrency 1; above it, the requests of one arm and wave are in flight together, at most
     `concurrency` at once. In a `duet`, requests of equal `order` start together: `wave` is then the slot's
     own at concurrency 1, and above it both arms run the same wave at once."""
+    at_ns: int | None = None
+    """Planned start in an open loop, after the first moment of this arm's run in this round."""
+    cut: bool = False
+    """Ramp or tail: sent and stored as warm-up, never analysed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class GroupPlan:
     seconds: float
     """Expected, boots included."""
     usd_expected: MicroUsd
+    load: LoadPlan | None = None
+    """Steady or open loop; None for waves and concurrency 1."""
     looks: tuple[int, ...] = ()
     """Rounds after which the group may stop early; empty: it runs to its end."""
 

@@ -8,10 +8,12 @@ are rotated until each arm has been in each. Counterbalancing after Cochran and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from campaign.plan.arrivals import load_plan, offsets_ns
 from campaign.plan.model import BootPlan, PlannedDesign, RequestPlan, RoundPlan
 from campaign.plan.seeds import Seeds, seed_table
+from campaign.spec.models import Load
 
 MIN_WAVES = 6
 """Waves per arm above concurrency 1: requests of one wave share steps, so the wave is the block."""
@@ -34,11 +36,15 @@ class Layout:
     workload_seed: int
     sides: tuple[int, ...]
     """Seed side of each arm: all 0, or 0 and 1 in an A/A."""
+    load: Load | None = None
 
     @property
     def waves(self) -> int:
-        """Times the slot set is run per boot."""
-        return waves(self.boots, self.concurrency)
+        """Times the slot set is run per boot, ramp and tail included."""
+        plan = load_plan(self.load, self.concurrency, self.slots)
+        if plan is not None and self.load is not None and plan.shape == "schedule":
+            return math.ceil(len(self.load.at_s) / self.slots)
+        return waves(self.boots, self.concurrency) + (2 * plan.cut_sets if plan is not None else 0)
 
 
 def waves(boots: int, concurrency: int) -> int:
@@ -156,6 +162,10 @@ def _sequence(
         return order if i % 2 == 0 else order[::-1]
 
     slots, one = layout.slots, layout.concurrency == 1
+    if load_plan(layout.load, layout.concurrency, slots) is not None:
+        # One arm's whole run after the other's: each has a ramp and a tail of its own.
+        runs = [q for arm in order for q in _run(layout, arm, index, seeds)]
+        return tuple(replace(q, order=i) for i, q in enumerate(runs))
     if design == "duet":
         starts = [(wave * slots + slot, wave, slot) for wave in range(layout.waves) for slot in range(slots)]
         return tuple(
@@ -171,9 +181,22 @@ def _sequence(
 
 
 def _single_round(layout: Layout, index: int, arm: int, boot: int, seeds: Seeds) -> RoundPlan:
-    name, side = layout.arms[arm], layout.sides[arm]
+    name = layout.arms[arm]
     gpus = layout.gpus[: layout.needs[arm]]
-    sequence = tuple(
+    sequence = tuple(_run(layout, arm, boot, seeds))
+    return RoundPlan(
+        f"{layout.group}/r{index}",
+        index,
+        (BootPlan(name, boot, "p0", gpus),),
+        (_warmup(layout, arm, boot, seeds, 0),),
+        sequence,
+    )
+
+
+def _run(layout: Layout, arm: int, boot: int, seeds: Seeds) -> list[RequestPlan]:
+    """All requests of one arm in one boot, slot set after slot set, with the times and cuts of its load."""
+    name, side = layout.arms[arm], layout.sides[arm]
+    plain = [
         RequestPlan(
             name,
             slot,
@@ -183,14 +206,15 @@ def _single_round(layout: Layout, index: int, arm: int, boot: int, seeds: Seeds)
         )
         for wave in range(layout.waves)
         for slot in range(layout.slots)
-    )
-    return RoundPlan(
-        f"{layout.group}/r{index}",
-        index,
-        (BootPlan(name, boot, "p0", gpus),),
-        (_warmup(layout, arm, boot, seeds, 0),),
-        sequence,
-    )
+    ]
+    plan = load_plan(layout.load, layout.concurrency, layout.slots)
+    if plan is None or layout.load is None:
+        return plain
+    times = offsets_ns(layout.load, len(plain), f"{layout.workload_seed}/{layout.group}/{boot}")
+    return [
+        replace(q, at_ns=at, cut=not plan.cut_sets <= q.wave < layout.waves - plan.cut_sets)
+        for q, at in zip(plain, times, strict=False)
+    ]
 
 
 def _warmup(layout: Layout, arm: int, boot: int, seeds: Seeds, order: int) -> RequestPlan:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from campaign.money import MicroUsd
+from campaign.plan.arrivals import load_plan
 from campaign.plan.cost import (
     CHEAP_BOOT_S,
     SETUP_S,
@@ -99,6 +100,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
                 rounds=build_rounds(choice.design, layout(spec, session.node, choice, name)),
                 seconds=choice.seconds,
                 usd_expected=share,
+                load=load_plan(draft.load, draft.concurrency, spec.workloads[draft.workload].n),
                 looks=draft.looks if choice.design in RESIDENT else (),
             )
         )

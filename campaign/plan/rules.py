@@ -86,7 +86,7 @@ class Resolution:
         """(blocks, boots per arm): slots at concurrency 1, waves of a boot above."""
         first = group.rounds[0].sequence
         name = first[0].arm
-        own = [r for r in first if r.arm == name]
+        own = [r for r in first if r.arm == name and not r.cut]
         boots = sum(b.arm == name for r in group.rounds for b in r.boots)
         return len({r.slot if group.concurrency == 1 else r.wave for r in own}), boots
 

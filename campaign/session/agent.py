@@ -16,6 +16,7 @@ from campaign.budget.machine import Trip
 from campaign.engines import runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
+from campaign.session.instrument import self_check
 from campaign.session.ports import Command, Control
 from campaign.session.round import RoundRunner, SessionContext, Stopped, Tripped
 from campaign.store import ballast
@@ -68,6 +69,8 @@ class SessionAgent:
             ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
             await self._require_telemetry()
             await self._install()
+            checked = await self_check(ctx.ports)
+            ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
             for group in ctx.plan.groups:
                 await self._group(group)
             state, reason = "done", ""

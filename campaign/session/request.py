@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from campaign.client.base import Job, Outcome
+from campaign.client.lag import judge
 from campaign.client.measure import row_fields
 from campaign.engines.base import BootRecord, StepCounts
 from campaign.plan.model import ArmPlan, BootPlan, GroupPlan, RequestPlan, RoundPlan
@@ -80,6 +81,7 @@ def identity_fields(
         "seed": request.seed,
         "attempt": 0,
         "simulated": who.simulated,
+        "context": boot.arm.config.context,
     }
 
 
@@ -91,6 +93,7 @@ def make_job(
     extras: Mapping[str, Any],
     timeout_s: float,
     sidecar_dir: str | None,
+    start_ns: int | None = None,
 ) -> Job:
     """The request as it goes onto the wire."""
     request_id = f"{fields['boot_id']}/{fields['phase']}/o{fields['order']}s{fields['slot']}x{fields['seed']}"
@@ -105,6 +108,7 @@ def make_job(
         expect_tokens=workload.max_tokens if workload.ignore_eos else None,
         headers=dict(boot.record.headers),
         sidecar_dir=sidecar_dir,
+        start_ns=start_ns,
     )
 
 
@@ -118,6 +122,7 @@ def make_row(
 ) -> RequestRow:
     """The row of a finished request; void where it did not finish as asked or its engine was another."""
     measured = row_fields(outcome, counts, speculative=_may_draft(boot.arm.config))
+    late = judge(measured["lag_p99_us"], measured["step_ms"]) == "void"
     # A short answer was measured well; that the lengths differ is for the pair to judge.
-    void = measured["state"] not in {"ok", "short"} or bool(VOIDING & set(measured["reasons"]))
+    void = late or measured["state"] not in {"ok", "short"} or bool(VOIDING & set(measured["reasons"]))
     return RequestRow(**fields, **measured, prompt_sha256=prompt.sha256, validity="void" if void else "valid")

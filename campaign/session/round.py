@@ -5,11 +5,11 @@ the round is done again as a whole under the next attempt.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from campaign.budget.machine import Limits, Trip, errors_trip, limits, void_share_trip
 from campaign.client.base import Job, Outcome
@@ -22,6 +22,7 @@ from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd
 from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
+from campaign.session.instrument import CellLag
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
     Identity,
@@ -39,6 +40,9 @@ from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompts
 
 T = TypeVar("T")
+
+LEAD_S = 0.25
+"""A connection is made so long before its request is due."""
 
 
 INERT_DRAFTS = 200
@@ -139,6 +143,7 @@ class RoundRunner:
         self._writers: dict[str, CellWriter] = {}
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
+        self._lags: dict[str, CellLag] = {}
         self._drafting: dict[str, tuple[int, int]] = {}
         """Arm -> drafts so far, and drafted tokens that were refused."""
 
@@ -261,6 +266,10 @@ class RoundRunner:
             for request in self._round.sequence:
                 await self._send(request, phase)
             return
+        if self._group.load is not None:
+            for _, run in groupby(self._round.sequence, key=lambda request: request.arm):
+                await self._run(list(run), phase)
+            return
         # A wave is the slot set run once: its requests are in flight together, and nothing else is.
         duet, single = self._group.design == "duet", self._group.concurrency == 1
 
@@ -273,29 +282,63 @@ class RoundRunner:
         for _, wave in groupby(self._round.sequence, key=wave_of):
             await self._wave(list(wave), phase)
 
+    async def _run(self, run: Sequence[RequestPlan], phase: Phase) -> None:
+        """One arm's steady or open loop: no barrier between slot sets."""
+        if run[0].at_ns is None:
+            await self._wave(run, phase)
+            return
+        clock, limit = self._ctx.clock, asyncio.Semaphore(self._group.concurrency)
+        start_ns = clock.monotonic_ns() + int(2 * LEAD_S * 1e9)
+
+        async def one(request: RequestPlan) -> None:
+            due = start_ns + (request.at_ns or 0)
+            await clock.sleep(max(0.0, (due - clock.monotonic_ns()) / 1e9 - LEAD_S))
+            async with limit:
+                await self._unless_failed(failed, request, phase, alone=False, start_ns=due)
+
+        failed: list[bool] = []
+        await self._all(one(request) for request in run)
+
+    async def _unless_failed(
+        self,
+        failed: list[bool],
+        request: RequestPlan,
+        phase: Phase,
+        *,
+        alone: bool,
+        start_ns: int | None = None,
+    ) -> None:
+        if failed:
+            return
+        try:
+            await self._send(request, phase, alone=alone, start_ns=start_ns)
+        except BaseException:
+            # The rest of the wave must not each run into the timeout of a server that is gone.
+            failed.append(True)
+            await self._ctx.ports.client.cancel()
+            raise
+
+    async def _all(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
     async def _wave(self, wave: Sequence[RequestPlan], phase: Phase) -> None:
         limits = {arm: asyncio.Semaphore(self._group.concurrency) for arm in self._boots}
 
         async def one(request: RequestPlan) -> None:
             async with limits[request.arm]:
-                if failed:
-                    return
-                try:
-                    await self._send(request, phase, alone=self._group.concurrency == 1)
-                except BaseException:
-                    # The rest of the wave must not each run into the timeout of a server that is gone.
-                    failed.append(True)
-                    await self._ctx.ports.client.cancel()
-                    raise
+                await self._unless_failed(failed, request, phase, alone=self._group.concurrency == 1)
 
         failed: list[bool] = []
-        results = await asyncio.gather(*(one(request) for request in wave), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await self._all(one(request) for request in wave)
 
-    async def _send(self, request: RequestPlan, phase: Phase, *, alone: bool = True) -> None:
+    async def _send(
+        self, request: RequestPlan, phase: Phase, *, alone: bool = True, start_ns: int | None = None
+    ) -> None:
         ctx = self._ctx
+        phase = "warmup" if request.cut else phase
         ctx.check()
         boot = self._boots[request.arm]
         engine = get_engine(boot.arm.config.engine or "")
@@ -322,6 +365,7 @@ class RoundRunner:
                     engine.request_extras(boot.arm.config),
                     ctx.spec.gates.request_timeout.total_seconds(),
                     writer.sidecar_dir,
+                    start_ns if refused == 1 else None,
                 )
             )
             self._bill_tokens(boot, outcome)
@@ -342,6 +386,7 @@ class RoundRunner:
             self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
+            self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
 
     async def _pause(self, seconds: float) -> None:
@@ -425,12 +470,26 @@ class RoundRunner:
             {
                 "cell": self._boots[arm].cell,
                 "attempt": self._attempt,
-                "files": [asdict(f) for f in writer.seal()],
+                "files": [asdict(f) for f in writer.seal(self._late(arm))],
                 "telemetry": telemetry,
+                "client": self._lags[arm].to_json() if arm in self._lags else None,
             }
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    def _requested(self) -> float | None:
+        return self._group.load.rate if self._group.load is not None else None
+
+    def _late(self, arm: str) -> Literal["void"] | None:
+        """`void` for a cell whose stamps are not small against its steps."""
+        lag = self._lags.get(arm)
+        if lag is None or lag.verdict != "void":
+            return None
+        p99, rows = lag.to_json()["lag_p99_us"], len(self._rows[arm])
+        trip = void_share_trip(rows, rows, self._ctx.limits, self._ctx.who.session)
+        self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: client_lag, p99 {p99:.0f} us"))
+        return "void"
 
     def _drafters_are_real(self) -> None:
         """Every draft accepted, hundreds of times, is a drafter that nothing checks: the arm is invalid."""

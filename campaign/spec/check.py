@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from campaign.errors import Problem, SpecError
-from campaign.spec.compare import env_problems, ladders, pairs
+from campaign.spec.compare import env_problems, ladders, loads, pairs
 from campaign.spec.fits import ACCELERATORS, fits
 from campaign.spec.models import Arm, AttachNode, SkyNode
 from campaign.spec.parts import Parts
@@ -233,6 +233,7 @@ _RULES: tuple[Rule, ...] = (
     _workloads,
     ladders,
     pairs,
+    loads,
     _names,
     _looks,
     _sessions,

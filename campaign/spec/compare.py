@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from pydantic import ValidationError
@@ -87,6 +88,41 @@ def pairs(parts: Parts) -> Iterator[Problem]:
                 yield parts.problem(at, "is an empty list", "write 1")
             if len(set(pair.concurrency)) != len(pair.concurrency):
                 yield parts.problem(at, "names a value twice", "keep one")
+
+
+def loads(parts: Parts) -> Iterator[Problem]:
+    """A load shape has what it needs, and a concurrency to hold it."""
+    for section, items in (("pairs", parts.pairs), ("ladders", parts.ladders)):
+        for key, item in items.items():
+            if item.load is not None:
+                yield from _load(parts, (section, key), item)
+
+
+def _load(parts: Parts, at: tuple[str, str], item: Pair | Ladder) -> Iterator[Problem]:
+    load = item.load
+    assert load is not None
+    rated = load.shape in {"constant", "poisson"}
+    if rated and load.rate is None:
+        yield parts.problem(
+            (*at, "load"), f"has no `rate`, which {load.shape} needs", "write `rate: 5`, requests per second"
+        )
+    if not rated and load.rate is not None:
+        yield parts.problem(
+            (*at, "load", "rate"), f"means nothing to {load.shape}", "remove it, or write `shape: poisson`"
+        )
+    if (load.shape == "schedule") != bool(load.at_s):
+        fix = "write `at_s: [0, 0.5, ...]` with `shape: schedule`, or neither"
+        yield parts.problem((*at, "load"), "a schedule and its `at_s` go together", fix)
+    if any(later < earlier for earlier, later in pairwise(load.at_s)):
+        yield parts.problem((*at, "load", "at_s"), "is not in order", "sort it")
+    values = item.concurrency if isinstance(item.concurrency, tuple) else (item.concurrency,)
+    if load.shape != "waves" and 1 in values:
+        fix = "raise `concurrency`: it is the most requests in flight"
+        yield parts.problem((*at, "load"), f"{load.shape} needs a concurrency above 1", fix)
+    if load.shape != "waves" and item.design == "duet":
+        yield parts.problem(
+            (*at, "design"), f"a duet cannot be {load.shape}", "leave `design` out, or `load`"
+        )
 
 
 def _sides(parts: Parts, key: str, pair: Pair) -> Iterator[Problem]:

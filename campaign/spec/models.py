@@ -20,6 +20,7 @@ from campaign.spec.types import (
     Natural,
     One,
     Positive,
+    Seconds,
     Sha256,
     Share,
     Temperature,
@@ -412,6 +413,17 @@ class Anchor(Strict):
     """Also between groups, where the plan finds a boot cheap."""
 
 
+class Load(Strict):
+    """How requests are sent above concurrency 1."""
+
+    shape: Literal["waves", "steady", "constant", "poisson", "schedule"] = "waves"
+    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, schedule: an open loop at planned times, `concurrency` at most in flight."""
+    rate: Positive | None = None
+    """Requests per second of `constant` and `poisson`."""
+    at_s: tuple[Seconds, ...] = ()
+    """Start times of `schedule` in seconds, in order; slots take turns."""
+
+
 class Ladder(Strict):
     """Arms along one field: each against the base, and adjacent ones against each other."""
 
@@ -431,6 +443,8 @@ class Ladder(Strict):
     """Difference that matters."""
     concurrency: Count = 1
     """Requests in flight."""
+    load: Load | None = None
+    """Load shape above concurrency 1; waves if left out."""
     boots: Count = 2
     """Boots of each arm."""
     design: Design = "auto"
@@ -452,6 +466,8 @@ class Pair(Strict):
     """Prompts."""
     concurrency: Concurrency = 1
     """Requests in flight; a list makes one cell each."""
+    load: Load | None = None
+    """Load shape above concurrency 1; waves if left out."""
     primary: Metric = "step_ms"
     """The one metric that decides."""
     margin: Fraction = 0.02

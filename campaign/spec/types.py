@@ -298,6 +298,8 @@ Usd = Annotated[Decimal, Number(Decimal, "40", gt=0, le=1_000_000, places=6)]
 """Money in dollars: a finite number above 0."""
 UsdOrFree = Annotated[Decimal, Number(Decimal, "2.50", ge=0, le=1_000_000, places=6)]
 """Money in dollars, 0 allowed where a node is declared free."""
+Seconds = Annotated[float, Number(float, "0.5", ge=0, le=1e9)]
+"""A time after the start of something, in seconds."""
 Hours = Annotated[Decimal, Number(Decimal, "1.5", gt=0, le=720, places=6)]
 Fraction = Annotated[float, Number(float, "0.05", gt=0, lt=1, fraction=True)]
 """A share or relative difference: 0.02 is 2 %."""

@@ -63,6 +63,8 @@ class RequestRow:
     seed: int
     attempt: int
     """0. Only a request that a provider refused with 429 is sent again, as 1, 2, ...; the refused ones are void."""
+    context: int | None = None
+    """Context length the arm declares, tokens; with arm, workload and concurrency a cell's identity."""
     # --- stamps
     sent_ns: int
     """Before the first byte of the request is written."""
@@ -84,6 +86,18 @@ class RequestRow:
     """Server-sent events, `[DONE]` included."""
     content_chunks: int = 0
     """Events that carried generated text."""
+    segments: int | None = None
+    """TCP data segments received (TCP_INFO); None where the kernel does not say."""
+    merged_reads: int | None = None
+    """Reads that completed more than one event: these share the stamp of the last segment."""
+    start_error_us: float | None = None
+    """Sent minus planned; None where no time was planned."""
+    lag_p50_us: float | None = None
+    """Lag of the stamp used, by probes sent while the request was in flight."""
+    lag_p99_us: float | None = None
+    user_lag_p50_us: float | None = None
+    """Lag of the user-space stamp of the same reads."""
+    user_lag_p99_us: float | None = None
     # --- usage, from the server's `usage`, never from counting chunks
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

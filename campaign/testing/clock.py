@@ -14,8 +14,9 @@ _IDLE_TURNS = 25
 class VirtualClock:
     """A `campaign.clock.Clock` whose seconds cost nothing."""
 
-    def __init__(self, utc_ns: int = 1_790_000_000_000_000_000) -> None:
+    def __init__(self, utc_ns: int = 1_790_000_000_000_000_000, idle_turns: int = _IDLE_TURNS) -> None:
         self._now = 0
+        self._idle_turns = idle_turns
         self._utc0 = utc_ns
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
@@ -51,7 +52,7 @@ class VirtualClock:
 
     async def _jump(self) -> None:
         while True:
-            for _ in range(_IDLE_TURNS):
+            for _ in range(self._idle_turns):
                 await asyncio.sleep(0)
             self._sleepers = [s for s in self._sleepers if not s[2].done()]
             heapq.heapify(self._sleepers)

@@ -175,7 +175,7 @@ async def test_a_cancelled_task_lets_go_of_its_socket(client):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert not client._wires
+    assert not client._flights
 
 
 async def test_many_in_flight_keep_apart(client, tmp_path):

@@ -92,6 +92,9 @@ class ScriptedProvider:
         assert node.provider == "local"
         return Quote(micro(node.usd_per_hour), 1, "declared", False, 0, 5)
 
+    def expected(self, intent: LaunchIntent) -> NodeHandle:
+        return NodeHandle(intent.lease, "node-1", self.real_price, 1, "declared", (), False, {})
+
     async def launch(self, intent: LaunchIntent) -> NodeHandle:
         self.calls.append(f"launch {intent.lease}")
         await self.clock.sleep(10)
@@ -99,7 +102,7 @@ class ScriptedProvider:
             raise self.launch_error
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        return NodeHandle(intent.lease, "node-1", self.real_price, 1, "declared", (), False, {})
+        return self.expected(intent)
 
     async def observe(self, handle: NodeHandle) -> Literal["up", "gone", "unreachable", "preempted"]:
         return "up"
@@ -109,11 +112,12 @@ class ScriptedProvider:
         self.agents.append(agent)
         return agent
 
-    async def fetch(self, handle: NodeHandle, run_dir: str) -> None: ...
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        return ()
 
     async def down(self, handle: NodeHandle) -> None:
         self.calls.append(f"down {handle.lease}")
-        self.running -= 1
+        self.running = max(0, self.running - 1)
 
     async def prove_down(self, handle: NodeHandle) -> Proof:
         self.downs_that_fail -= 1
@@ -204,7 +208,10 @@ async def test_failed_launch_settles_and_exits_4(tmp_path: Path) -> None:
     ending = await it.controller.run()
     assert (ending.exit_code, ending.reason) == (4, "none to be had")
     assert not it.state.open_leases
-    assert it.provider.calls == ["launch s0.1"]
+    # The answer of a launch may be lost while the node is there: it is taken down and looked for all the same.
+    assert it.provider.calls == ["launch s0.1", "down s0.1"]
+    (lease,) = it.state.leases.values()
+    assert lease.settled_usd == 0  # there was no capacity and nothing is listed: it never began
 
 
 async def test_dearer_node_than_the_cap_allows_is_stopped_at_once(tmp_path: Path) -> None:

