@@ -27,7 +27,7 @@ from campaign.money import micro
 from campaign.plan import codec
 from campaign.spec.load import parse_canonical
 from campaign.spec.models import AttachNode, Node
-from campaign.store.layout import RunDir, flat
+from campaign.store.layout import RunDir
 
 TEARDOWN_S = 30
 SETUP_S = 1800.0
@@ -156,8 +156,10 @@ class AttachProvider:
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
         shell, local = await self._shell(handle), Path(run_dir)
         await shell.pull("run", local, everything=True)
-        session = str(handle.data["session"])
-        return agent_journal.read(RunDir(local).journals / f"{flat(session)}.jsonl", f"agent:{session}")
+        lease = handle.lease
+        return agent_journal.read(
+            agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
+        )
 
     async def down(self, handle: NodeHandle) -> None:
         """End our agent, politely first, and let the GPUs go. The host stays as it is."""

@@ -223,8 +223,10 @@ class SkyProvider:
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
         shell, local = await self._shell(handle.node_id), Path(run_dir)
         await shell.pull("run", local, everything=True)
-        session = str(handle.data["session"])
-        return agent_journal.read(RunDir(local).journals / f"{flat(session)}.jsonl", f"agent:{session}")
+        lease = handle.lease
+        return agent_journal.read(
+            agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
+        )
 
     async def _shell(self, name: str) -> NodeShell:
         argv = await sky_sdk.in_thread(lambda: ssh_argv(name, self._cache.parent / "ssh"), "ssh")
@@ -313,8 +315,8 @@ class SkyAgentRun:
 
     async def events(self) -> AsyncIterator[NewEvent]:
         """Whole events in order; ends with the agent. Raises ProviderError once the line stays cut."""
-        name = f"run/journal/{flat(self._session)}.jsonl"
-        local = self._run_dir.journals / f"{flat(self._session)}.jsonl"
+        local = agent_journal.journal_path(self._run_dir, self._lease)
+        name = f"run/journal/{local.name}"
         local.parent.mkdir(parents=True, exist_ok=True)
         offset, failed = 0, 0
         local.unlink(missing_ok=True)

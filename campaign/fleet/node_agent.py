@@ -24,7 +24,7 @@ from campaign.fleet.cluster import Cluster
 from campaign.fleet.create import read_prompts
 from campaign.fleet.node_budget import NodeBudget
 from campaign.fleet.parts import engine_cores, inline_ports, ray_ports
-from campaign.ledger.agent import AgentJournal
+from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.ledger.events import NewEvent
 from campaign.plan import codec
 from campaign.plan.model import GroupPlan, RoundPlan
@@ -35,7 +35,7 @@ from campaign.session.round import Progress, SessionContext
 from campaign.spec.load import parse_canonical
 from campaign.spec.models import Spec
 from campaign.store.folder import FolderStore
-from campaign.store.layout import RunDir, flat
+from campaign.store.layout import RunDir
 
 
 class FolderControl:
@@ -98,7 +98,7 @@ async def work(folder: Path, order: dict[str, Any], spec: Spec, ports: Ports, cl
     async def admit(group: GroupPlan, round_: RoundPlan) -> Trip | None:  # noqa: ARG001  # contract
         return budget.admit(group.seconds / max(1, len(group.rounds)))
 
-    with AgentJournal(run_dir.journals / f"{flat(plan.name)}.jsonl", f"agent:{plan.name}", clock) as journal:
+    with AgentJournal(journal_path(run_dir, terms.lease), source_of(terms.lease), clock) as journal:
         ctx = SessionContext(
             who=Identity(
                 run=order["run"],

@@ -18,7 +18,13 @@ from campaign.fleet.budget import BudgetController
 from campaign.fleet.create import create_run, install_id
 from campaign.fleet.drive import Drive, GrownPlan, remote_providers, scope_of
 from campaign.fleet.reconcile import Reconciled, Reconciler
-from campaign.fleet.recover import agent_events, check_registered, left_to_do, settle_abandoned, supersede
+from campaign.fleet.recover import (
+    agent_events,
+    check_registered,
+    left_to_do,
+    settle_abandoned,
+    supersede,
+)
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger

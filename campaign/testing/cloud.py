@@ -16,6 +16,7 @@ from campaign.cloud import deadmen, naming
 from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
 from campaign.errors import ProviderError
 from campaign.fleet.node_budget import NodeBudget
+from campaign.ledger.agent import source_of
 from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd, bill, micro
 from campaign.spec.models import Node, SkyNode
@@ -155,7 +156,7 @@ async def sim_agent(  # noqa: C901  # one session, told from its start to its en
     name, clock, plan = job.plan.name, cloud.clock, job.plan
 
     def emit(type_: str, **payload: object) -> None:
-        event = NewEvent(type_, dict(payload), name, f"agent:{name}", len(node.journal) + 1)
+        event = NewEvent(type_, dict(payload), name, source_of(node.lease), len(node.journal) + 1)
         node.journal.append(event)
         budget.observe(event)
 

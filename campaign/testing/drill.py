@@ -390,7 +390,7 @@ class World:
             if self.store.get(path) != file.rows:
                 self._problem("rows_lost", f"{path} is committed, its rows are not here")
         for source, journal in self.journals.items():
-            session = source.removeprefix("agent:")
+            session = source.removeprefix("agent:").rpartition(".")[0]
             for event in journal:
                 key = (session, event.payload.get("round_id", ""), event.payload.get("attempt", 0))
                 if (
