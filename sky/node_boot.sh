@@ -25,9 +25,23 @@ timer() { # One timer a lease, in a session of its own: it outlives the job that
   exit 1
 }
 
+unwanted() { # Credential files of yours that SkyPilot sends to every node: gone before anything else runs here.
+  # Under Slurm a job's HOME is a folder of SkyPilot's own; where it is your account's home, that is left alone.
+  [ -z "${SLURM_JOB_ID:-}" ] || [ "$(readlink -f ~)" != "$(readlink -f "$home")" ] || return 0
+  local name file
+  for name in $CAMPAIGN_UNWANTED; do
+    name=${name#"~/"}
+    for file in ~/"$name" ~/.sky/file_mounts/"$name"; do
+      [ -e "$file" ] || [ -L "$file" ] || continue
+      rm -rf -- "$(readlink -f -- "$file")" "$file" && echo "node_boot: removed ~/$name"
+    done
+  done
+}
+
 case $1 in
 setup)
   timer
+  unwanted
   # The cache is the account's: the next lease on this node, or on this shared home, finds it.
   export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.cache/campaign-uv}
   bash "$files/node_setup.sh" "$folder/venv" "${CAMPAIGN_REQUIREMENT/@FILES@/$files}" "$files/constraints.txt"
