@@ -53,8 +53,9 @@ def unwanted() -> list[str]:
 
     Not those of a cloud for which the user's own configuration asks for them.
     """
-    from sky import skypilot_config
     from sky.utils import registry
+
+    from sky import skypilot_config
 
     config = skypilot_config.to_dict()
     found = set(ALWAYS)
