@@ -250,6 +250,11 @@ class SkyProvider:
             # An allocation that SkyPilot has lost sight of is ended by the scheduler, by its number.
             for cluster in _slurm_of(handle):
                 jobs = await asyncio.to_thread(sky_slurm.jobs, cluster, handle.node_id)
+                if not jobs:
+                    # Its home is shared and stays: rows that could not be brought too, but not the environment.
+                    venv = f"rm -rf .campaign/{handle.node_id}/venv"
+                    with suppress(ProviderError):
+                        await asyncio.to_thread(sky_sdk.slurm, cluster, venv)
                 if jobs and not await sky_sdk.in_thread(lambda: sky_calls.status(handle.node_id), "status"):
                     await asyncio.to_thread(sky_sdk.slurm, cluster, "scancel " + " ".join(jobs))
 
