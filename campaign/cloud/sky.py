@@ -263,6 +263,12 @@ class SkyProvider:
         clusters = _slurm_of(handle)
         if clusters:
             by_hand += "".join(f"; ssh -F ~/.slurm/config {c} squeue -o '%i %j %T'" for c in clusters)
+        if await sky_sdk.in_thread(lambda: sky_calls.under_way(handle.node_id), "api_status"):
+            return Proof(
+                gone=False,
+                how=f"a launch of {handle.node_id} is under way",
+                check_by_hand="sky api status; " + by_hand,
+            )
         records = await sky_sdk.in_thread(lambda: sky_calls.status(handle.node_id, force=True), "status")
         if records:
             return Proof(

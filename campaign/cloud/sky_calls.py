@@ -147,10 +147,25 @@ def job_failed(name: str) -> str | None:
     return state if state.startswith("FAILED") or state in {"SUCCEEDED", "CANCELLED"} else None
 
 
-def down(name: str) -> None:
+def under_way(name: str) -> list[str]:
+    """Requests of the API server that are still launching a node of this name: it may yet appear."""
     sky = sky_sdk.load()
+    found = sky_sdk.retried(lambda: sky.api_status(cluster_name=name))
+    return [
+        str(r.request_id)
+        for r in found
+        if r.cluster_name == name and "launch" in r.name and r.status in {"PENDING", "RUNNING"}
+    ]
+
+
+def down(name: str) -> None:
+    """Cancel a launch that is under way, and end what is there. Never with purge."""
+    sky = sky_sdk.load()
+    launches = under_way(name)
+    if launches:
+        sky_sdk.retried(lambda: sky.get(sky.api_cancel(launches, silent=True)))
     try:
-        # Ending what is ended changes nothing, so this may be asked again. Never with purge.
+        # Ending what is ended changes nothing, so this may be asked again.
         sky_sdk.retried(lambda: sky.get(sky.down(name)))
     except Exception as error:
         if not sky_sdk.is_missing(error):

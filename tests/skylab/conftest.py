@@ -1,5 +1,6 @@
 """The lab: a real SkyPilot over a private Slurm on this machine (scripts/skylab)."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -55,6 +56,10 @@ class Lab:
         """Our allocations, as the scheduler lists them: `ID NAME STATE`."""
         return [line for line in self.slurm("squeue", "-h", "-o", "%i %j %T").splitlines() if " cmp-" in line]
 
+    def squeue_numbers(self) -> list[str]:
+        """Every allocation there is, whoever's."""
+        return sorted(self.slurm("squeue", "-h", "-o", "%i").split())
+
     def runs(self) -> list[Path]:
         """Run folders, oldest first."""
         return sorted(p.parent for p in self.work.glob("results/*/ledger.db"))
@@ -73,16 +78,59 @@ class Lab:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def until(self, what: Callable[[], Any], limit_s: float = 300, pause_s: float = 0.5) -> Any:
-        """Wait for something to be so."""
+    def log(self) -> str:
+        """What the controller in the background has printed."""
+        path = self.work / "controller.log"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, what: Callable[[], Any], limit_s: float = 900, pause_s: float = 0.5) -> Any:
+        """Wait for something to be so; ends at once where the controller has ended and it is not."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
+            over = bool(self.started) and self.started[-1].poll() not in {None, -9}
             found = what()
             if found:
                 return found
+            assert not over, f"the controller has ended: {self.log()[-3000:]}"
             time.sleep(pause_s)
-        log = self.work / "controller.log"
-        raise AssertionError(f"not within {limit_s} s; {log.read_text()[-2000:] if log.exists() else ''}")
+        raise AssertionError(f"not within {limit_s} s; {self.log()[-3000:]}")
+
+    def reconcile(self, expect: int = 0) -> str:
+        """`campaign reconcile` of every run of this folder; what it printed."""
+        done = self.run("campaign", "reconcile", "--store", "results")
+        print(f"reconcile: exit {done.returncode}: {done.stdout.strip()}")
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done.stdout
+
+    def check_money(self, cap: float = 25.0) -> dict[str, Any]:
+        """Whatever happened: spend within the cap, ledger whole."""
+        spent = self.spend()
+        print(f"spent ${spent['spent_usd']:.4f} of ${cap:.2f}")
+        assert 0 <= spent["spent_usd"] <= cap
+        assert spent["over_cap_usd"] == 0
+        done = self.run("campaign", "verify", str(self.runs()[-1]))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return spent
+
+    def server(self) -> list[int]:
+        """Processes of the API server of this lab: its main one, by the port it was told."""
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                ours = f"HOME={self.env['HOME']}".encode() in environ.read_bytes().split(b"\0")
+                if ours and b"sky.server.server" in (environ.parent / "cmdline").read_bytes():
+                    found.append(int(environ.parent.name))
+        return sorted(found)
+
+    def on_node(self, word: bytes) -> list[int]:
+        """Processes of the node's user whose command line holds `word`."""
+        listed = subprocess.run(["pgrep", "-u", "skynode"], capture_output=True, text=True, check=False)
+        found = []
+        for pid in listed.stdout.split():
+            with contextlib.suppress(OSError):
+                if word in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+        return found
 
 
 @pytest.fixture(scope="session")
