@@ -42,6 +42,8 @@ case $1 in
 setup)
   timer
   unwanted
+  # SkyPilot keeps copies of this job's secrets in its folder under a shared one, for all to read.
+  [ -z "${SLURM_JOB_ID:-}" ] || chmod go-rwx ~
   # The cache is the account's: the next lease on this node, or on this shared home, finds it.
   export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.cache/campaign-uv}
   bash "$files/node_setup.sh" "$folder/venv" "${CAMPAIGN_REQUIREMENT/@FILES@/$files}" "$files/constraints.txt"
@@ -55,7 +57,7 @@ run)
   timer
   cd "$folder"
   # Not SkyPilot's Ray, Python path or credentials: this environment is the project's own.
-  unset PYTHONPATH RAY_ADDRESS RAY_RUNTIME_ENV CAMPAIGN_DOWNLOAD_TOKEN
+  unset PYTHONPATH RAY_ADDRESS RAY_RUNTIME_ENV CAMPAIGN_KEY ${CAMPAIGN_SECRETS:-}
   unset PYTHONDONTWRITEBYTECODE
   until [ -f order.json ]; do sleep 1; done
   setsid "$folder/venv/bin/python" -m campaign.fleet.node_agent "$folder" > "$folder/agent.log" 2>&1 < /dev/null &

