@@ -43,9 +43,10 @@ def offers(node: SkyNode, home: Path | None = None) -> list[Offer]:
 
 def fits(offers_: list[Offer]) -> bool | None:
     """Whether something would be taken; None where no price is known here."""
-    if any(not o.why_not for o in offers_):
+    taken = [o for o in offers_ if not o.why_not]
+    if any(o.usd_per_hour is not None for o in taken):
         return True
-    return None if any(o.usd_per_hour is None for o in offers_) or not offers_ else False
+    return None if taken or not offers_ else False
 
 
 def _of(node: SkyNode, candidate: Candidate, root: Path) -> list[Offer]:

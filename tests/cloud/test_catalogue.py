@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from campaign.cli import main
+from campaign.cli.plan import command
 from campaign.cloud.catalogue import fits, offers
 from campaign.plan.design import node_gpus
 from campaign.spec.models import SkyNode
@@ -89,15 +89,15 @@ def test_without_a_cloud_every_catalogue_is_looked_at(home: Path) -> None:
 
 
 def test_plan_prints_prices_or_declared(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = CliRunner().invoke(main, ["plan", str(FILE)])
+    done = CliRunner().invoke(command, [str(FILE)])
     assert done.exit_code == 0, done.output
     assert "slurm/fakeb200 B200:4: $25.00/h (slurm.pricing)" in done.output
-    said = json.loads(CliRunner().invoke(main, ["plan", str(FILE), "--json"]).stdout)
+    said = json.loads(CliRunner().invoke(command, [str(FILE), "--json"]).stdout)
     assert [o["usd_per_hour"] for o in said["quotes"]["rent"]] == [25.0]
-    none = CliRunner().invoke(main, ["plan", str(FILE), "--set", "nodes.rent.max_usd_per_hour=20"])
+    none = CliRunner().invoke(command, [str(FILE), "--set", "nodes.rent.max_usd_per_hour=20"])
     assert "none of these fits" in none.output
     monkeypatch.setenv("HOME", str(tmp_path / "empty"))
-    assert "declared: $30/h" in CliRunner().invoke(main, ["plan", str(FILE)]).output
+    assert "declared: $30/h" in CliRunner().invoke(command, [str(FILE)]).output
 
 
 def test_pair_of_four_gpu_arms_has_both_halves_where_every_candidate_has_eight() -> None:

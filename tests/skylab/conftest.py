@@ -70,11 +70,19 @@ class Lab:
         return sorted(p.parent for p in self.work.glob("results/*/ledger.db"))
 
     def events(self, kind: str | None = None) -> list[Any]:
-        """Events of the newest run."""
+        """Events of the newest run, read while it writes them; none while the ledger is being made."""
+        from campaign.errors import LedgerError
         from campaign.ledger.journal import read_events
 
         runs = self.runs()
-        return [e for e in read_events(runs[-1] / "ledger.db") if kind in {None, e.type}] if runs else []
+        if not runs:
+            return []
+        try:
+            return [e for e in read_events(runs[-1] / "ledger.db") if kind in {None, e.type}]
+        except LedgerError:
+            if self.started and self.started[-1].poll() is None:
+                return []
+            raise
 
     def spend(self) -> dict[str, Any]:
         """`campaign spend --json` of the newest run."""
