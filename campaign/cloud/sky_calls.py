@@ -48,10 +48,17 @@ def _pinned(node: SkyNode, c: Candidate) -> Iterator[Candidate]:
         if sky_identity.launchable(named):
             yield c
         return
+    for cloud in _enabled():
+        if sky_identity.launchable(cloud):
+            yield c.model_copy(update={"infra": cloud})
+
+
+def _enabled() -> list[str]:
+    """Clouds that the server, here or elsewhere, can launch on."""
     sky = sky_sdk.load()
-    for cloud in sky_sdk.retried(lambda: sky.get(sky.enabled_clouds())):
-        if sky_identity.launchable(str(cloud)):
-            yield c.model_copy(update={"infra": str(cloud).lower()})
+    from sky.client import sdk
+
+    return sorted({str(c).lower() for c in sky_sdk.retried(lambda: sky.get(sdk.enabled_clouds()))})
 
 
 def _one(node: SkyNode, c: Candidate, intent: LaunchIntent | None, left_s: float) -> Any:
@@ -181,9 +188,8 @@ def candidates_of(node: SkyNode) -> list[tuple[str, str, float | None]]:
 
     Raises ProviderError where SkyPilot cannot be asked.
     """
-    sky = sky_sdk.load()
     try:
-        enabled = [str(c).lower() for c in sky_sdk.retried(lambda: sky.get(sky.enabled_clouds()))]
+        enabled = _enabled()
     except Exception as error:
         raise ProviderError(sky_sdk.kind_of(error), f"{type(error).__name__}: {error}") from error
     found: list[tuple[str, str, float | None]] = []
