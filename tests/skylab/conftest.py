@@ -182,7 +182,7 @@ def sourced(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def lab(lab_up: dict[str, str], tmp_path: Path) -> Iterator[Lab]:
-    it = Lab(lab_up, Path(lab_up["LAB"]), tmp_path)
+    it = Lab({**lab_up, "SKYLAB_TOKEN": "NAMED-secret"}, Path(lab_up["LAB"]), tmp_path)
     yield it
     for process in it.started:
         if process.poll() is None:

@@ -60,7 +60,7 @@ CANARIES = {
 }
 """Credential files of a user, as SkyPilot would send them along."""
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
-SECRET_TEXT = re.compile(rb"CANARY-\w+|PRIVATE KEY-----|\bhf_\w{20,}")
+SECRET_TEXT = re.compile(rb"PRIVATE KEY-----|NAMED-secret")
 
 
 def secrets_on_the_node(lab: Lab, lease_key: str) -> tuple[set[str], set[str]]:
@@ -94,6 +94,8 @@ def secrets_on_the_node(lab: Lab, lease_key: str) -> tuple[set[str], set[str]]:
                 data = path.read_bytes() if path.stat().st_size < 5_000_000 else b""
             except OSError:
                 continue
+            if b"CANARY" in data:
+                files.add(f"a credential of yours in {named(path)}")
             if SECRET_TEXT.search(data) or lease_key.encode() in data:
                 files.add(named(path) + ("" if private(path, root) else " (others can read it)"))
     return variables, files
@@ -181,13 +183,13 @@ VARIABLES = {
 }
 FILES = {
     ".campaign/NODE/order.json",  # the lease's key, for the agent
-    # SkyPilot's own copies of the task's secrets, of which the lease's key is one
+    # SkyPilot's own copies of the task's secrets: the lease's key, and what the file names under `secrets`
     ".sky/.runtime_files/UUID",
     ".sky/sky_app/sky_job_1",
     ".sky_clusters/NODE/.bash_history",
     "nodehome/.ssh/skypilot_host_key",  # SkyPilot's sshd on the node, made there
 }
-"""Declared: every secret that may be on a node. All are made for one lease; none is the user's."""
+"""Declared: every secret that may be on a node. None is the user's but the named ones."""
 
 
 def test_controller_dies_mid_cell_and_reconcile_brings_the_rows_and_ends_the_node(lab: Lab) -> None:

@@ -1,0 +1,84 @@
+"""The script a rented node runs first, with a home of its own and a package manager that only writes down what it is told."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from campaign.cloud import node_timer, templates
+
+UV = """#!/bin/bash
+echo "$* token=${HF_TOKEN:-none}" >> "$LOG"
+"""
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> dict[str, str]:
+    """An account whose home is a folder here, with the files of a launch in it."""
+    home, bin_ = tmp_path / "home", tmp_path / "bin"
+    files = home / ".campaign-node"
+    files.mkdir(parents=True)
+    bin_.mkdir()
+    (files / "node_setup.sh").write_text(
+        'mkdir -p "$1/bin"\nprintf \'#!/bin/bash\\nenv > "$PWD/env"\\n\' > "$1/bin/python"\nchmod +x "$1/bin/python"\n'
+    )
+    (files / "node_timer.py").write_bytes(Path(node_timer.__file__).read_bytes())
+    (files / "constraints.txt").touch()
+    for name, text in {"uv": UV, "getent": f"#!/bin/bash\necho me:x:1:1::{home}:/bin/bash\n"}.items():
+        (bin_ / name).write_text(text)
+        (bin_ / name).chmod(0o755)
+    return {
+        "PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(home), "LOG": str(tmp_path / "log"), "HF_TOKEN": "hub-secret",
+        "CAMPAIGN_NODE": "cmp-x", "CAMPAIGN_KEY": "ab" * 32, "CAMPAIGN_LEASE": "s.1", "CAMPAIGN_LEASE_S": "4",
+        "CAMPAIGN_DEADLINE_UTC": "99999999999", "CAMPAIGN_END": "kill -9 $PPID", "CAMPAIGN_REQUIREMENT": "campaign",
+        "CAMPAIGN_NO_DEPS": "", "CAMPAIGN_SECRETS": "HF_TOKEN", "CAMPAIGN_HUB": "org/model@abc123",
+        "CAMPAIGN_UNWANTED": "~/.lambda_cloud/lambda_keys ~/.aws/credentials",
+    }  # fmt: skip
+
+
+def boot(env: dict[str, str], what: str, limit_s: float = 30) -> subprocess.CompletedProcess[str]:
+    script = templates.path("node_boot.sh")
+    return subprocess.run(
+        ["bash", script, what], env=env, capture_output=True, text=True, timeout=limit_s, check=False
+    )
+
+
+def test_token_is_there_for_the_download_and_gone_before_the_agent(account: dict[str, str]) -> None:
+    done = boot(account, "setup")
+    assert done.returncode == 0, done.stderr
+    log = Path(account["LOG"]).read_text()
+    assert "hf download org/model --revision abc123 --quiet token=hub-secret" in log
+    folder = Path(account["HOME"]) / ".campaign" / "cmp-x"
+    timer = int((folder / "timer.lock").exists()) and (folder / "timer.json").read_text()
+    assert "pid" in str(timer)
+    (folder / "order.json").write_text("{}")
+    with pytest.raises(subprocess.TimeoutExpired):  # it stays until it is taken down
+        boot(account, "run", 3)
+    seen = (folder / "env").read_text()
+    assert "hub-secret" not in seen
+    assert account["CAMPAIGN_KEY"] not in seen
+    assert (folder / "exit").read_text() == "0\n"
+
+
+def test_credentials_that_came_along_are_removed_first(account: dict[str, str]) -> None:
+    home = Path(account["HOME"])
+    sent = home / ".sky" / "file_mounts" / ".lambda_cloud" / "lambda_keys"
+    sent.parent.mkdir(parents=True)
+    sent.write_text("api_key = yours")
+    (home / ".lambda_cloud").mkdir()
+    (home / ".lambda_cloud" / "lambda_keys").symlink_to(sent)
+    done = boot(account, "setup")
+    assert "removed ~/.lambda_cloud/lambda_keys" in done.stdout
+    assert not sent.exists()
+    assert not (home / ".lambda_cloud" / "lambda_keys").is_symlink()
+
+
+def test_your_own_home_on_a_shared_cluster_is_left_alone(account: dict[str, str]) -> None:
+    mine = Path(account["HOME"]) / ".aws" / "credentials"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    before = Path(account["HOME"]).stat().st_mode
+    boot({**account, "SLURM_JOB_ID": "7"}, "setup")
+    assert mine.read_text() == "mine"
+    assert Path(account["HOME"]).stat().st_mode == before
