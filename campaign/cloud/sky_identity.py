@@ -7,6 +7,7 @@ SkyPilot 0.14.1 uploads the credential files of every cloud to every node (`back
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -27,16 +28,14 @@ def configured(config: Any) -> Any:
     from sky.utils import config_utils, registry, schemas
 
     known = schemas.get_config_schema()["properties"]
-    copy = config_utils.Config(config)
+    told = config_utils.Config(copy.deepcopy(dict(config)))
     for name in registry.CLOUD_REGISTRY:
         cloud = str(name).lower()
         fits = "remote_identity" in known.get(cloud, {}).get("properties", {})
-        if fits and copy.get_nested((cloud, "remote_identity"), None) is None:
+        if fits and told.get_nested((cloud, "remote_identity"), None) is None:
             value = "SERVICE_ACCOUNT" if cloud in SERVICE_ACCOUNT else "NO_UPLOAD"
-            # Pods have a service account of their own in any case, and no files.
-            if cloud not in {"kubernetes", "ssh"}:
-                copy.set_nested((cloud, "remote_identity"), value)
-    return copy
+            told.set_nested((cloud, "remote_identity"), value)
+    return told
 
 
 @contextlib.contextmanager
