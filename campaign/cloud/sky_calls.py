@@ -114,7 +114,7 @@ def launch(task: Any, name: str, minutes: int, log: Path) -> Any:
     from sky.skylet.autostop_lib import AutostopWaitFor
 
     # Never again on an error: whether it launched is looked up by name, and taken down.
-    with sky_identity.without_credentials():
+    with sky_identity.without_credentials(frozenset(cloud_of(r) for r in task.resources)):
         request = sky.launch(
             task,
             cluster_name=name,

@@ -20,10 +20,10 @@ ALWAYS: Final = ("~/.cloudflare/r2.credentials", "~/.cloudflare/accountid", "~/.
 """Stores whose keys SkyPilot uploads whatever the configuration says."""
 
 
-def configured(config: Any) -> Any:
+def configured(config: Any, candidates: frozenset[str]) -> Any:
     """SkyPilot's configuration for one launch: a copy of the user's, in which no cloud sends its files.
 
-    What the user has set for a cloud stays as it is.
+    What the user has set for a cloud stays as it is. `candidates`: clouds the node may be on, in lower case.
     """
     from sky.utils import config_utils, registry, schemas
 
@@ -33,17 +33,18 @@ def configured(config: Any) -> Any:
         cloud = str(name).lower()
         fits = "remote_identity" in known.get(cloud, {}).get("properties", {})
         if fits and told.get_nested((cloud, "remote_identity"), None) is None:
-            value = "SERVICE_ACCOUNT" if cloud in SERVICE_ACCOUNT else "NO_UPLOAD"
+            # SkyPilot keeps files back from another cloud's node for NO_UPLOAD alone.
+            value = "SERVICE_ACCOUNT" if cloud in SERVICE_ACCOUNT & candidates else "NO_UPLOAD"
             told.set_nested((cloud, "remote_identity"), value)
     return told
 
 
 @contextlib.contextmanager
-def without_credentials() -> Iterator[None]:
+def without_credentials(candidates: frozenset[str]) -> Iterator[None]:
     """Requests made inside carry that configuration: it is the client's that a server follows."""
     from sky import skypilot_config
 
-    with skypilot_config.replace_skypilot_config_in_process(configured(skypilot_config.to_dict())):
+    with skypilot_config.replace_skypilot_config_in_process(configured(skypilot_config.to_dict(), candidates)):
         yield
 
 

@@ -24,9 +24,9 @@ def config() -> Iterator[Any]:
 def test_no_cloud_sends_its_files_but_those_the_user_has_asked_for(config: Any) -> None:
     from sky.utils import common_utils, schemas
 
-    told = sky_identity.configured(config)
+    told = sky_identity.configured(config, frozenset({"aws", "slurm"}))
     assert told.get_nested(("aws", "remote_identity"), None) == "SERVICE_ACCOUNT"
-    assert told["gcp"] == {"vpc_name": "v", "remote_identity": "SERVICE_ACCOUNT"}
+    assert told["gcp"] == {"vpc_name": "v", "remote_identity": "NO_UPLOAD"}
     assert told.get_nested(("kubernetes", "remote_identity"), None) == "NO_UPLOAD"
     assert told.get_nested(("nebius", "remote_identity"), None) == "NO_UPLOAD"
     assert told.get_nested(("azure", "remote_identity"), None) == "LOCAL_CREDENTIALS"
@@ -45,7 +45,7 @@ def test_a_launch_carries_it_and_nothing_else_does(monkeypatch: pytest.MonkeyPat
         return dict(payloads.get_override_skypilot_config_from_client()).get("nebius")
 
     before = sent()
-    with sky_identity.without_credentials():
+    with sky_identity.without_credentials(frozenset({"slurm"})):
         assert sent() == {"remote_identity": "NO_UPLOAD"}
     assert sent() == before
 

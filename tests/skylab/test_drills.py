@@ -144,7 +144,7 @@ def test_login_node_unreachable_during_down(lab: Lab) -> None:
 
 
 def test_hung_engine_and_dead_controller_end_at_the_lease(lab: Lab) -> None:
-    process = lab.start("run", str(SPEC), "--set", "nodes.rent.max_hours=0.12")
+    process = lab.start("run", str(SPEC), "--set", "nodes.rent.max_hours=0.15")
     lab.until(lambda: lab.on_node(b"llamacpp_server"))
     killed(process)
     for pid in lab.on_node(b"llamacpp_server"):
