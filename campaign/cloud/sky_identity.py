@@ -44,7 +44,9 @@ def without_credentials(candidates: frozenset[str]) -> Iterator[None]:
     """Requests made inside carry that configuration: it is the client's that a server follows."""
     from sky import skypilot_config
 
-    with skypilot_config.replace_skypilot_config_in_process(configured(skypilot_config.to_dict(), candidates)):
+    with skypilot_config.replace_skypilot_config_in_process(
+        configured(skypilot_config.to_dict(), candidates)
+    ):
         yield
 
 
