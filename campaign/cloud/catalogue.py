@@ -115,7 +115,8 @@ def _rows(
 
 def _slurm(config: Path, name: str, cluster: str | None) -> float | None:
     """Dollars per accelerator-hour, or None. A price of a cluster goes before that of all."""
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
         said: Any = YAML(typ="safe").load(config.read_text(encoding="utf-8"))["slurm"]

@@ -105,7 +105,8 @@ def test_api_server_killed_mid_launch(lab: Lab) -> None:
 
 def ssh_servers(root: int) -> list[int]:
     """A listener and every session of it; not what was started through them."""
-    found, names = [root], {}
+    found = [root]
+    names: dict[int, list[tuple[int, str]]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             head, _, tail = stat.read_text().rpartition(")")
