@@ -18,7 +18,7 @@ timer() { # One timer a lease, in a session of its own: it outlives the job that
   [ -n "$python" ] || { echo "node_boot: no Python for the lease timer" >&2; exit 1; }
   (
     flock -n 9 || exit 0
-    unset ${CAMPAIGN_SECRETS:-}
+    unset ${CAMPAIGN_NAMED:-}
     rm -f "$folder/timer.json" # of a timer that is gone
     setsid nohup "$python" -S -E "$files/node_timer.py" "$folder" > "$folder/timer.log" 2>&1 < /dev/null 9>&9 &
   ) 9> "$folder/timer.lock"
@@ -43,11 +43,14 @@ shared() { [ -n "${SLURM_JOB_ID:-}" ]; } # a machine with other people's work on
 unwanted() { # Credential files of yours that SkyPilot sends to every node: gone before anything else runs here.
   # Under Slurm a job's HOME is a folder of SkyPilot's own; where it is your account's home, that is left alone.
   ! shared || [ "$(readlink -f ~)" != "$(readlink -f "$home")" ] || return 0
-  local name file
+  local name file staged
   for name in $CAMPAIGN_UNWANTED; do
     name=${name#"~/"}
     for file in ~/"$name" ~/.sky/file_mounts/"$name"; do
       [ -e "$file" ] || [ -L "$file" ] || continue
+      for staged in ~/.sky/.runtime_files/*; do # SkyPilot leaves there what it has copied from
+        ! diff -rq -- "$staged" "$file" > /dev/null 2>&1 || rm -rf -- "$staged"
+      done
       rm -rf -- "$(readlink -f -- "$file")" "$file" && echo "node_boot: removed ~/$name"
     done
   done
@@ -73,7 +76,7 @@ run)
   timer
   cd "$folder"
   # Not SkyPilot's Ray, Python path or credentials: this environment is the project's own.
-  unset PYTHONPATH RAY_ADDRESS RAY_RUNTIME_ENV CAMPAIGN_KEY ${CAMPAIGN_SECRETS:-}
+  unset PYTHONPATH RAY_ADDRESS RAY_RUNTIME_ENV CAMPAIGN_KEY ${CAMPAIGN_NAMED:-} CAMPAIGN_NAMED
   unset PYTHONDONTWRITEBYTECODE
   until [ -f order.json ]; do sleep 1; done
   setsid "$folder/venv/bin/python" -m campaign.fleet.node_agent "$folder" > "$folder/agent.log" 2>&1 < /dev/null &

