@@ -27,7 +27,8 @@ def configured(config: Any, candidates: frozenset[str]) -> Any:
     """
     from sky.utils import config_utils, registry, schemas
 
-    known = schemas.get_config_schema()["properties"]
+    schema: Any = schemas.get_config_schema  # SkyPilot does not type it
+    known = schema()["properties"]
     told = config_utils.Config(copy.deepcopy(dict(config)))
     for name in registry.CLOUD_REGISTRY:
         cloud = str(name).lower()
