@@ -11,7 +11,7 @@ from campaign.plan.expand import Draft
 from campaign.plan.model import PlannedDesign
 from campaign.plan.order import Layout, waves
 from campaign.plan.text import dollars, span
-from campaign.spec.models import Arm, Node, SkyNode, Spec
+from campaign.spec.models import Arm, Candidate, Node, SkyNode, Spec
 
 _RESIDENT: tuple[PlannedDesign, ...] = ("alternated", "duet")
 _FREE_OF_GPU = frozenset({"llamacpp", "api"})
@@ -42,11 +42,18 @@ class Choice:
 
 
 def node_gpus(node: Node) -> tuple[int, ...]:
-    """GPU indexes of a node: the ones it lists, or all that are rented."""
+    """GPU indexes of a node: the ones it lists, or those that every candidate has.
+
+    Which candidate will be had is not known before the launch: where one of them is smaller, the larger ones' further
+    GPUs stay idle; where all have eight, a pair of 4-GPU arms runs on both halves.
+    """
     if not isinstance(node, SkyNode):
         return tuple(node.gpus)
-    count = node.accelerators.partition(":")[2]
-    return tuple(range(int(count) if count.isdigit() else 1))
+    counts = [
+        (c.accelerators or node.accelerators).partition(":")[2]
+        for c in node.any_of or node.ordered or (Candidate(),)
+    ]
+    return tuple(range(min(int(count) if count.isdigit() else 1 for count in counts)))
 
 
 def gpus_needed(arm: Arm, available: int) -> int:

@@ -95,10 +95,17 @@ def _gpus(name: str, node: Node | None, use: _Use) -> _Lack | None:
         have, fix = len(node.gpus), f"list them in nodes.{name}.gpus, or lower tp"
         at: tuple[str, ...] = ("nodes", name)
     else:
-        match = ACCELERATORS.fullmatch(node.accelerators)
-        if match is None:
+        offered = [c.accelerators or node.accelerators for c in node.any_of or node.ordered] or [
+            node.accelerators
+        ]
+        matches = [ACCELERATORS.fullmatch(a) for a in offered]
+        if None in matches:
             return None
-        have, fix, at = int(match[1]), "rent more, or lower tp", ("nodes", name, "accelerators")
+        have, fix, at = (
+            min(int(m[1]) for m in matches if m),
+            "rent more, or lower tp",
+            ("nodes", name, "accelerators"),
+        )
     if use.arm.tp <= have:
         return None
     return _Lack(at, use.arm.tp, f"has {have} GPUs and arm {use.label} needs {use.arm.tp} (tp)", fix)

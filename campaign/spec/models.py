@@ -120,6 +120,8 @@ class SkyNode(Strict):
     """Size of the system disk in GB."""
     image: Text | None = None
     """Image the node boots from."""
+    secrets: tuple[Text, ...] = ()
+    """Names of variables set here, e.g. HF_TOKEN, for the download of hub weights alone; no engine sees them."""
 
 
 Node = Annotated[LocalNode | AttachNode | SkyNode, Field(discriminator="provider")]
