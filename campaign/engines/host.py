@@ -13,14 +13,14 @@ from typing import Any, Literal, cast
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
-from campaign.engines import effective, failures, fetch, gpus, procfs, runtimes, weights
+from campaign.engines import effective, failures, fetch, gpus, procfs, runtimes, upkeep, weights
 from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
 from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
-from campaign.redact import REDACTOR
+from campaign.redact import REDACTOR, secret_values
 from campaign.spec.models import Arm
 
 PORT_TRIES = 3
@@ -28,9 +28,14 @@ PORT_TRIES = 3
 _LOOPBACK = "127.0.0.1"
 _HTTP_S = 5.0
 _TAIL = 64 * 1024
+_SCRUB_WHOLE = 16 * 1024 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME")
+_INHERITED = (
+    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME",
+    # Where weights of the hub are found, and the key to closed ones.
+    "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN",
+)  # fmt: skip
 ENV_VALUES = frozenset(
     {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
 )
@@ -83,6 +88,8 @@ class _Server:
     created: float | None = None
     gpus_before: gpus.Use | None = None
     failed: Failed | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Its pages as they were at boot, and the log so far."""
     stopping: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: tuple[int, int] = (-1, 0)
 
@@ -223,14 +230,15 @@ class LocalEngineHost:
     async def _boot_on(self, order: BootOrder, engine: Engine, port: int) -> BootRecord:
         launch = await asyncio.to_thread(engine.launch, order, port)
         self._ports.add(port)
-        for value in launch.headers.values():
+        environment = _environment(launch)
+        for value in (*launch.headers.values(), *secret_values(environment)):
             REDACTOR.hide(value.rpartition(" ")[2])
         log = LogTail(Path(order.log_path))
         before = await asyncio.to_thread(self._look_at, order.gpus)
         spawned_ns = self._clock.monotonic_ns()
         try:
             child = await children.start(
-                launch.argv, env=_environment(launch), cwd=launch.cwd, cpus=order.cpus, log_path=log.path
+                launch.argv, env=environment, cwd=launch.cwd, cpus=order.cpus, log_path=log.path
             )
         except BaseException:
             self._ports.discard(port)
@@ -259,11 +267,9 @@ class LocalEngineHost:
         """Read what really started; raises EngineError('not_effective') where it is not what was asked."""
         order, engine = server.order, server.engine
         log = server.log.text()
-        info: dict[str, Any] = {"log": log}
-        for path in engine.info_paths():
-            info[path] = await _json(server.base_url + path, server.launch.headers)
+        info = await _info(server, log)
         live = await asyncio.to_thread(procfs.describe, server.child.pid)
-        server.created = live["created"]
+        server.created, server.info = live["created"], info
         asked = effective.requested(order.config)
         in_force = dict(engine.effective(info))
         differences = [
@@ -287,10 +293,12 @@ class LocalEngineHost:
             "runtime": _runtime(order),
             "patches": {patch.target: patch.sha256 for patch in order.config.patches},
             "gpus": list(order.gpus),
+            "gpu_identity": await asyncio.to_thread(gpus.identity, order.gpus),
             "weights": await asyncio.to_thread(weights.identity, order.config, order.models),
             "requested": asked,
             "effective": in_force,
             "unconfirmed": list(effective.unconfirmed(asked, in_force)),
+            "comparison": effective.table(asked, in_force),
             "info": REDACTOR.json({k: v for k, v in info.items() if k != "log"}),
             "engine": engine.name,
             "arm": order.arm,
@@ -340,6 +348,32 @@ class LocalEngineHost:
         server.failed = await check_alive(server.state, server, self._clock, self._token_timeout_s)
         return server.failed is None
 
+    async def settle(self, boot_id: str) -> dict[str, Any]:
+        """Wait until the server holds no request, then have it forget earlier ones (campaign.engines.upkeep)."""
+        server = self._servers.get(boot_id)
+        if server is None:
+            return {"drained": None, "cache_reset": "none", "why": None}
+        return await upkeep.settle(
+            server.engine, server.order.config, server.base_url, server.launch.headers, self._clock
+        )
+
+    async def recheck(self, boot_id: str) -> dict[str, Any]:
+        """Read the pages again: `{effective: [differences as text], pages: [members that changed]}`."""
+        server = self._servers.get(boot_id)
+        if server is None:
+            return {"effective": [], "pages": []}
+        info = await _info(server, server.log.text())
+        before, after = server.engine.effective(server.info), dict(server.engine.effective(info))
+        changed = [
+            str(effective.Difference(name, str(value), str(after[name])))
+            for name, value in before.items()
+            if after.get(name) is not None and after[name] != value
+        ]
+        return {
+            "effective": changed,
+            "pages": cast("list[Any]", REDACTOR.json(upkeep.changes(server.info, info))),
+        }
+
     async def why_dead(self, boot_id: str) -> tuple[str, str]:
         """(kind, last lines of the log); from the log, the exit status, or the last probe."""
         server = self._servers.get(boot_id)
@@ -369,6 +403,8 @@ class LocalEngineHost:
             if self._servers.get(server.order.boot_id) is not server:
                 return
             await asyncio.to_thread(server.child.end)
+            # Nobody writes to it any more; what the server said of keys must not stay in the run folder.
+            await asyncio.to_thread(scrub, server.log.path)
             released = await asyncio.to_thread(
                 gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
             )
@@ -387,6 +423,27 @@ def bound(engine: Engine, arm: Arm) -> Engine:
     """The adapter of one arm, for an engine whose pages and counters the arm declares."""
     bind = getattr(engine, "for_arm", None)
     return engine if bind is None else cast("Engine", bind(arm))
+
+
+def scrub(path: Path) -> None:
+    """Rewrite a log without secrets. Left alone where there is none, or where it cannot be read."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _SCRUB_WHOLE:
+            # A log of this size goes line by line: a private key over several lines is not looked for.
+            clean = None
+        else:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            clean = REDACTOR.text(text)
+            if clean == text:
+                return
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as out:
+            if clean is not None:
+                out.write(clean)
+            else:
+                with path.open(encoding="utf-8", errors="replace") as lines:
+                    out.writelines(REDACTOR.text(line) for line in lines)
+        temporary.replace(path)
 
 
 def _runtime(order: BootOrder) -> dict[str, Any] | None:
@@ -422,6 +479,13 @@ def _model_ids(body: bytes) -> tuple[str, ...] | None:
         return tuple(str(m["id"]) for m in json.loads(body)["data"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+async def _info(server: _Server, log: str) -> dict[str, Any]:
+    info: dict[str, Any] = {"log": log}
+    for path in server.engine.info_paths():
+        info[path] = await _json(server.base_url + path, server.launch.headers)
+    return info
 
 
 async def _json(url: str, headers: Mapping[str, str]) -> Any:

@@ -234,6 +234,8 @@ class Server(Strict):
     """It serves one request at a time: concurrency above 1 is refused."""
     key_env: Text | None = None
     """Variable in which the server takes the key of this boot; none means that it takes no key."""
+    reset: Text | None = None
+    """Path that empties its prefix cache when posted to."""
     failures: dict[Literal["config", "missing_model", "oom", "port_taken"], Text] = {}
     """Regular expressions of log lines that name a failure."""
 
