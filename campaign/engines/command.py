@@ -14,6 +14,7 @@ from typing import Any
 
 from campaign.client.base import Outcome
 from campaign.engines import failures, prometheus, runtimes
+from campaign.engines import models as mirror
 from campaign.engines.adapter import Adapter, plain
 from campaign.engines.base import BootOrder, Counters, Launch, StepCounts
 from campaign.errors import PreflightError
@@ -176,6 +177,9 @@ def _model_path(models: Mapping[str, Model], name: str | None) -> str:
     from campaign.engines import weights
 
     model = weights.entry(models, name)
+    mirrored = mirror.folder(model)
+    if mirrored is not None:
+        return str(mirrored)
     if model.hub is not None:
         return model.hub
     if model.path is not None:

@@ -53,11 +53,12 @@ def identity(indexes: Sequence[int], nvml: Any = None) -> list[dict[str, Any]]:
         if not indexes or not Path("/proc/driver/nvidia").exists():
             return []
         try:
-            import pynvml as nvml
+            import pynvml
 
-            nvml.nvmlInit()
+            pynvml.nvmlInit()
         except Exception:
             return []
+        nvml = pynvml
 
     def ask(name: str, *args: Any) -> Any:
         try:

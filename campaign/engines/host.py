@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
-from campaign.engines import effective, failures, fetch, gpus, procfs, runtimes, upkeep, weights
+from campaign.engines import effective, failures, fetch, gpu, gpus, procfs, runtimes, upkeep, weights
 from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
@@ -347,6 +347,12 @@ class LocalEngineHost:
             return boot_id in self._endpoints
         server.failed = await check_alive(server.state, server, self._clock, self._token_timeout_s)
         return server.failed is None
+
+    async def loading(self, boot_id: str) -> dict[str, Any]:
+        """How far a boot's weights are: `{shards, of, left}` from its log; empty where it does not say."""
+        server = self._servers.get(boot_id)
+        found = None if server is None else gpu.shards(server.log.text(_TAIL))
+        return {} if found is None else {"shards": found[0], "of": found[1], "left": found[2]}
 
     async def settle(self, boot_id: str) -> dict[str, Any]:
         """Wait until the server holds no request, then have it forget earlier ones (campaign.engines.upkeep)."""

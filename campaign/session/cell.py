@@ -5,9 +5,11 @@ last request of a cell belongs to the cell, if they gained as many tokens as its
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from campaign.clock import Clock
 from campaign.engines import prometheus
 from campaign.engines.base import Counters
 
@@ -21,6 +23,10 @@ def whole(windows: Sequence["CellWindow"]) -> "CellWindow":
         sum(w.tokens for w in windows),
         sum(w.unknown for w in windows),
     )
+
+
+LOOK_S = 1.0
+"""Between looks at a boot's progress."""
 
 
 @dataclass(slots=True)
@@ -102,3 +108,21 @@ async def asked(host: object, name: str, boot_id: str) -> dict[str, Any] | None:
     """What `host.NAME(boot_id)` says; None of a host that has no such method."""
     method: Callable[[str], Awaitable[dict[str, Any]]] | None = getattr(host, name, None)
     return None if method is None else await method(boot_id)
+
+
+class Shown(Protocol):
+    """What a display reads."""
+
+    state: str
+
+
+async def show_loading(host: object, boot_id: str, clock: Clock, shown: Shown) -> None:
+    """Put shard progress and time left of a boot into the displayed state, until cancelled."""
+    with suppress(
+        Exception
+    ):  # a display must not end a boot; what is wrong with the host, the boot says itself
+        while (found := await asked(host, "loading", boot_id)) is not None:
+            if found:
+                left = f", {found['left']} left" if found["left"] else ""
+                shown.state = f"loading shard {found['shards']}/{found['of']}{left}"
+            await clock.sleep(LOOK_S)

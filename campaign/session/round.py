@@ -23,7 +23,7 @@ from campaign.money import MicroUsd
 from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
 from campaign.redact import REDACTOR
-from campaign.session.cell import CellWindow, asked, whole
+from campaign.session.cell import CellWindow, asked, show_loading, whole
 from campaign.session.instrument import CellLag
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
@@ -222,6 +222,7 @@ class RoundRunner:
         # A boot may take ten minutes at $50 an hour: a stop does not wait for it.
         ctx = self._ctx
         boot = asyncio.ensure_future(ctx.ports.host.boot(order))
+        shown = asyncio.ensure_future(show_loading(ctx.ports.host, order.boot_id, ctx.clock, ctx.progress))
         try:
             if await self._stopped_before(boot):
                 boot.cancel()
@@ -230,6 +231,7 @@ class RoundRunner:
                 ctx.check()
             return await boot
         finally:
+            shown.cancel()
             boot.cancel()
 
     async def _stopped_before(self, work: "asyncio.Future[Any]") -> bool:

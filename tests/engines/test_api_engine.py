@@ -267,6 +267,8 @@ def test_a_campaign_on_an_endpoint(provider, tmp_path: Path, monkeypatch) -> Non
     kept = [json.loads(p.read_text()) for p in (folder / "provenance").rglob("*.json")]
     boots = [k for k in kept if k.get("engine") == "api"]
     assert len(boots) == 4
-    assert all(b["response_headers"]["x-request-id"] == "abc" and b["endpoint"] == url(provider) for b in boots)
+    assert all(
+        b["response_headers"]["x-request-id"] == "abc" and b["endpoint"] == url(provider) for b in boots
+    )
     assert all(b["ttft"] == "includes the network" and b["region"] == "eu-1" for b in boots)
     assert KEY not in result.output

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from campaign.engines import prometheus
 from campaign.engines.base import Counters
-from campaign.session.cell import CellWindow, whole
+from campaign.session.cell import LOOK_S, CellWindow, show_loading, whole
+from campaign.session.round import Progress
+from campaign.testing.clock import VirtualClock
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
@@ -99,3 +101,21 @@ def test_waves_add_up_to_their_cell(steps, requests, cut) -> None:
     parts = [w.to_json(3) for w in windows]
     assert [p["steps"] for p in parts] == [drafts for drafts, _ in steps]
     assert whole(windows).to_json(3)["steps"] == sum(drafts for drafts, _ in steps)
+
+
+async def test_shards_and_time_left_are_shown_while_weights_load() -> None:
+    clock, shown, seen = VirtualClock(), Progress(state="booting"), []
+    says = iter([{}, {"shards": 3, "of": 7, "left": "00:16"}, {"shards": 7, "of": 7, "left": None}])
+
+    class Loads:
+        async def loading(self, boot_id: str) -> dict[str, object]:
+            seen.append(shown.state)
+            try:
+                return next(says)
+            except StopIteration:
+                raise RuntimeError("its actor is gone") from None
+
+    await show_loading(Loads(), "b", clock, shown)
+    assert seen == ["booting", "booting", "loading shard 3/7, 00:16 left", "loading shard 7/7"]
+    assert clock.monotonic_ns() == 3 * LOOK_S * 1e9
+    await show_loading(object(), "b", clock, shown)
