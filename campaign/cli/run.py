@@ -35,6 +35,7 @@ def command(
 
     from campaign.cli._drive import drive_and_report, overrides, results_folder
     from campaign.engines.flags.spec import check_spec
+    from campaign.engines.images import pinned
     from campaign.fleet.start import new_drive
     from campaign.fleet.start import only as cut_to
     from campaign.plan.admit import require_admitted
@@ -43,7 +44,7 @@ def command(
     from campaign.plan.view import summary
     from campaign.spec.load import load
 
-    loaded = load(file, sets)
+    loaded = pinned(load(file, sets))
     events = overrides(gates, reason)
     planned = cut_to(loaded.spec, only) if only else loaded.spec
     plan = build(planned, declared_prices(planned))

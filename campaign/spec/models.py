@@ -156,7 +156,7 @@ class Runtime(Strict):
     lock: Text | None = None
     """A requirements lock file, installed into a venv of its own."""
     image: Text | None = None
-    """A container image by digest."""
+    """A container image, NAME@sha256:...; NAME:TAG is resolved to its digest when planned."""
     venv: Text | None = None
     """An existing virtual environment: its folder on the node."""
     version: Text | None = None

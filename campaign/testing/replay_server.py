@@ -116,11 +116,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _probe(self, asked: dict[str, Any]) -> bytes:
         name = self.recording.answers.get("/v1/completions")
-        text = (
-            json.loads(self.recording.bytes(name))
-            if name
-            else {"object": "text_completion", "choices": [{"text": ""}]}
-        )
+        text: dict[str, Any] = {"object": "text_completion", "choices": [{"text": ""}]}
+        if name is not None:
+            text = json.loads(self.recording.bytes(name))
         usage = text.setdefault("usage", {"prompt_tokens": 5})
         usage |= {"completion_tokens": 1, "total_tokens": usage["prompt_tokens"] + 1}
         text["model"] = asked.get("model")
