@@ -76,7 +76,8 @@ def test_a_server_of_your_own_is_measured_and_its_keys_are_nowhere(campaign: Cam
 
     # Every boot had a key of its own; two of them would be one too few.
     secrets = {line for line in keys.read_text().splitlines() if line}
-    boots = list((run.dir.root / "provenance").rglob("*.json"))
+    kept = [json.loads(p.read_text()) for p in (run.dir.root / "provenance").rglob("*.json")]
+    boots = [k for k in kept if k.get("engine") == "command"]
     assert len(secrets) == len(boots) + 1
     assert hub in secrets
     state = campaign.folder / "state"
@@ -88,5 +89,12 @@ def test_a_server_of_your_own_is_measured_and_its_keys_are_nowhere(campaign: Cam
     # The lines are there, without the keys; so is the command line of the live process.
     log = next((run.dir.root / "logs").glob("*.log")).read_text()
     assert f"argv: --api-key {HIDDEN}" in log
-    argv = json.loads(boots[0].read_text())["argv"]
+    argv = boots[0]["argv"]
     assert argv[argv.index("--api-key") + 1] == HIDDEN
+    # Requested beside in force, and the same server after the cell as before it.
+    states = {row["field"]: row["state"] for row in boots[0]["comparison"]}
+    assert states["context"] == "honoured"
+    cells = [c for e in run.events() if e.type == "round_committed" for c in e.payload["cells"]]
+    assert cells
+    assert all(c["server"]["settled"]["cache_reset"] == "none" for c in cells)
+    assert all(c["server"]["changed"] == [] for c in cells)
