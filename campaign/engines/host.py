@@ -13,7 +13,18 @@ from typing import Any, Literal, cast
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
-from campaign.engines import effective, failures, fetch, gpu, gpus, procfs, runtimes, upkeep, weights
+from campaign.engines import (
+    container,
+    effective,
+    failures,
+    fetch,
+    gpu,
+    gpus,
+    procfs,
+    runtimes,
+    upkeep,
+    weights,
+)
 from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
@@ -28,6 +39,7 @@ PORT_TRIES = 3
 _LOOPBACK = "127.0.0.1"
 _HTTP_S = 5.0
 _TAIL = 64 * 1024
+_DYING_S = 1.0
 _SCRUB_WHOLE = 16 * 1024 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
@@ -100,7 +112,11 @@ class _Server:
     # --- readiness.Probe
 
     async def look(self) -> Look:
-        alive = self.child.poll()
+        alive, owner = self.child.poll(), self.owner()
+        if owner == "foreign" and _contained(self.order):
+            # A container that dies holds its port for a moment after it has left our tree.
+            await self.clock.sleep(_DYING_S)
+            alive, owner = self.child.poll(), self.owner()
         grown = self.log.grown()
         if grown != self._last[0]:
             self._last = (grown, self.clock.monotonic_ns())
@@ -109,7 +125,7 @@ class _Server:
             failure = self.engine.failure(self.log.text(_TAIL))
         if not alive and failure is None:
             failure = failures.of_status(self.child.status)
-        return Look(alive, self.owner(), grown, failure)
+        return Look(alive, owner, grown, failure)
 
     def owner(self) -> Literal["ours", "foreign", "none"]:
         """Who listens on the port: only our tree, nobody, or (also) somebody else."""
@@ -118,6 +134,14 @@ class _Server:
             return "none"
         ours = procfs.sockets(self.child.pids())
         return "ours" if all(x.inode in ours for x in found) else "foreign"
+
+    def main_pid(self) -> int:
+        """The server: our child, or in a container whoever of its tree listens on the port."""
+        if not _contained(self.order):
+            return self.child.pid
+        inodes = {x.inode for x in procfs.listeners(self.port)}
+        pids = [p for p in self.child.pids() if inodes & set(procfs.sockets([p]))]
+        return pids[0] if pids else self.child.pid
 
     async def get(self, path: str) -> tuple[int | None, tuple[str, ...] | None]:
         if path == "/health":
@@ -229,8 +253,10 @@ class LocalEngineHost:
 
     async def _boot_on(self, order: BootOrder, engine: Engine, port: int) -> BootRecord:
         launch = await asyncio.to_thread(engine.launch, order, port)
+        if _contained(order):
+            launch = await asyncio.to_thread(container.wrap, order, launch)
         self._ports.add(port)
-        environment = _environment(launch)
+        environment = {**_environment(launch), **(container.passed() if _contained(order) else {})}
         for value in (*launch.headers.values(), *secret_values(environment)):
             REDACTOR.hide(value.rpartition(" ")[2])
         log = LogTail(Path(order.log_path))
@@ -268,7 +294,7 @@ class LocalEngineHost:
         order, engine = server.order, server.engine
         log = server.log.text()
         info = await _info(server, log)
-        live = await asyncio.to_thread(procfs.describe, server.child.pid)
+        live = await asyncio.to_thread(procfs.describe, server.main_pid())
         server.created, server.info = live["created"], info
         asked = effective.requested(order.config)
         in_force = dict(engine.effective(info))
@@ -409,6 +435,8 @@ class LocalEngineHost:
             if self._servers.get(server.order.boot_id) is not server:
                 return
             await asyncio.to_thread(server.child.end)
+            if _contained(server.order):
+                await asyncio.to_thread(container.sweep, server.order.boot_id)
             # Nobody writes to it any more; what the server said of keys must not stay in the run folder.
             await asyncio.to_thread(scrub, server.log.path)
             released = await asyncio.to_thread(
@@ -450,6 +478,10 @@ def scrub(path: Path) -> None:
                 with path.open(encoding="utf-8", errors="replace") as lines:
                     out.writelines(REDACTOR.text(line) for line in lines)
         temporary.replace(path)
+
+
+def _contained(order: BootOrder) -> bool:
+    return order.runtime is not None and order.runtime.image is not None
 
 
 def _runtime(order: BootOrder) -> dict[str, Any] | None:

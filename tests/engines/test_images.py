@@ -140,10 +140,10 @@ def test_plan_and_run_pin_the_tag(registry, tmp_path: Path, monkeypatch) -> None
     planned = CliRunner().invoke(cli, ["plan", str(file)])
     assert planned.exit_code == 0, planned.output
     assert f"runtime new: {image(registry)}@{DIGEST}" in planned.output
-    # This node starts engines as processes: refused by name, with the digest in the run's own record.
+    # There is no such engine to run: refused by the image's name, with the digest in the run's own record.
     ran = CliRunner().invoke(cli, ["run", str(file)])
     assert ran.exit_code == 2, ran.output
-    assert "starts engines as processes" in " ".join(ran.output.split())
+    assert "runtime image 127.0.0.1:" in " ".join(ran.output.split())
     run = open_run(None, tmp_path / "results")
     assert DIGEST in (run.dir.root / "canonical.json").read_text()
     assert "v1.2" in run.dir.spec.read_text()
