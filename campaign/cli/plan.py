@@ -21,13 +21,12 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
 
     Exits 3 where no session fits under the cap, and says what to cut.
     """
-    from campaign.engines.images import pinned
+    from campaign.engines.images import load  # tags of images become digests
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
-    from campaign.spec.load import load
 
-    loaded = pinned(load(file, sets))
+    loaded = load(file, sets)
     plan = build(loaded.spec, declared_prices(loaded.spec), _prior(loaded.spec))
     if as_json:
         import json
@@ -38,11 +37,7 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
 
         from campaign.plan.view import render
 
-        console = Console(highlight=False)
-        render(plan, loaded.defaults(), console)
-        for name, runtime in loaded.spec.runtimes.items():
-            if runtime.image is not None:
-                console.print(f"runtime {name}: {runtime.image}", markup=False, soft_wrap=True)
+        render(plan, loaded.defaults(), Console(highlight=False))
     require_admitted(plan)
 
 

@@ -43,15 +43,13 @@ _DYING_S = 1.0
 _SCRUB_WHOLE = 16 * 1024 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
-_INHERITED = (
-    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME",
-    # Where weights of the hub are found, and the key to closed ones.
-    "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN",
-)  # fmt: skip
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME")
 ENV_VALUES = frozenset(
     {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
 )
 """Variables whose values are recorded, besides those that the arm sets; of all others only the name."""
+_HUB = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN")
+"""Inherited too: where weights of the hub are found, and the key to closed ones."""
 _OWN_PROBES = re.compile(r"/(?:health|v1/models|v1/completions|metrics|props|slots)\b")
 
 
@@ -435,10 +433,6 @@ class LocalEngineHost:
             if self._servers.get(server.order.boot_id) is not server:
                 return
             await asyncio.to_thread(server.child.end)
-            if _contained(server.order):
-                await asyncio.to_thread(container.sweep, server.order.boot_id)
-            # Nobody writes to it any more; what the server said of keys must not stay in the run folder.
-            await asyncio.to_thread(scrub, server.log.path)
             released = await asyncio.to_thread(
                 gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
             )
@@ -448,6 +442,10 @@ class LocalEngineHost:
                 if server.owner() == "foreign" or procfs.port_is_free(server.port):
                     break
                 await self._clock.sleep(0.05)
+            if _contained(server.order):
+                await asyncio.to_thread(container.sweep, server.order.boot_id)
+            # Nobody writes to it any more; what the server said of keys must not stay in the run folder.
+            await asyncio.to_thread(scrub, server.log.path)
             self._ports.discard(server.port)
             self._ended[server.order.boot_id] = why
             del self._servers[server.order.boot_id]
@@ -496,7 +494,7 @@ def _runtime(order: BootOrder) -> dict[str, Any] | None:
 
 def _environment(launch: Launch) -> dict[str, str]:
     """Explicit and minimal: what a shell exported today must not change a measurement."""
-    return {**{k: os.environ[k] for k in _INHERITED if k in os.environ}, **launch.env}
+    return {**{k: os.environ[k] for k in (*_INHERITED, *_HUB) if k in os.environ}, **launch.env}
 
 
 def _process_differences(server: _Server, live: Mapping[str, Any]) -> list[effective.Difference]:

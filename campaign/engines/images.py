@@ -11,11 +11,13 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from campaign.errors import SpecError
 from campaign.spec.load import Loaded, canonical_json, parse_canonical
+from campaign.spec.load import load as load_spec
 
 _HUB = "registry-1.docker.io"
 _TYPES = (
@@ -113,6 +115,11 @@ def pinned(loaded: Loaded, ask: Callable[[str], str] = resolve) -> Loaded:
         canonical=canonical,
         canonical_sha256=hashlib.sha256(canonical).hexdigest(),
     )
+
+
+def load(path: Path, sets: Sequence[str] = ()) -> Loaded:
+    """`campaign.spec.load.load` with images pinned. Raises SpecError."""
+    return pinned(load_spec(path, sets))
 
 
 def _token(challenge: str) -> str:

@@ -71,6 +71,7 @@ def _assumptions(spec: Spec, outlines: list[Outline]) -> tuple[str, ...]:
             for (workload, times), arms in alike.items()
         ),
         *tables,
+        *(f"runtime {name}: {r.image}" for name, r in spec.runtimes.items() if r.image is not None),
         *(line for o in outlines if (line := weights_line(spec, o)) is not None),
         (
             f"a lease asks for {SAFETY:g} x the expected time + {gates.boot_timeout.total_seconds():g} s "

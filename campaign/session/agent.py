@@ -70,7 +70,6 @@ class SessionAgent:
             ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
             await self._require_telemetry()
             await self._install()
-            await self._weights()
             checked = await self_check(ctx.ports)
             ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
             for group in ctx.plan.groups:
@@ -121,6 +120,7 @@ class SessionAgent:
             record = {"runtime": name, "packages": dict(done.packages), "seconds": done.seconds}
             suffix = f"-{runtimes.folder(runtime, patches=patches).name}" if patches else ""
             ctx.store.put_json("provenance", f"{ctx.who.session}/runtime-{name}{suffix}", record)
+        await self._weights()
 
     async def _weights(self) -> None:
         """Put the weights onto the node, and hash them where the spec asks, before the first anchor."""

@@ -164,7 +164,6 @@ class RoundRunner:
             self._mark("warmup", self._group.name)
             for request in self._round.warmup:
                 await self._send(request, "warmup")
-            await self._settle()
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
             await self._commit(start_ns)
@@ -272,6 +271,7 @@ class RoundRunner:
     # --- requests
 
     async def _sequence(self, phase: Phase) -> None:
+        await self._settle()
         if self._group.concurrency == 1 and self._group.design != "duet":
             for request in self._round.sequence:
                 await self._send(request, phase)
@@ -533,7 +533,7 @@ class RoundRunner:
         spec = self._boots[arm].arm.config.speculation
         depth = spec.depth if spec else None
         return {
-            "counters": whole(windows).to_json(depth),
+            "overlapping": whole(windows).to_json(depth),
             "waves": [window.to_json(depth) for window in windows],
         }
 
