@@ -22,10 +22,10 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
 
     Exits 3 where no session fits under the cap, and says what to cut.
     """
+    from campaign.engines.images import load  # tags of images become digests
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
-    from campaign.spec.load import load
 
     loaded = load(file, sets)
     plan = build(loaded.spec, declared_prices(loaded.spec), _prior(loaded.spec))

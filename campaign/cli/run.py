@@ -35,13 +35,13 @@ def command(
 
     from campaign.cli._drive import drive_and_report, overrides, results_folder
     from campaign.engines.flags.spec import check_spec
+    from campaign.engines.images import load  # tags of images become digests
     from campaign.fleet.start import new_drive
     from campaign.fleet.start import only as cut_to
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
     from campaign.plan.view import summary
-    from campaign.spec.load import load
 
     loaded = load(file, sets)
     events = overrides(gates, reason)

@@ -156,6 +156,18 @@ class Engine(Protocol):
         """Versions of the packages that make up the engine."""
         ...
 
+    def running_path(self) -> str | None:
+        """Page that says how many requests the server holds, or None."""
+        ...
+
+    def running(self, page: bytes) -> int | None:
+        """Requests that run or wait, read from that page; None where it does not say."""
+        ...
+
+    def reset_path(self, arm: Arm) -> str | None:
+        """Path to POST to, so that nothing of earlier requests is kept (prefix cache); None where there is none."""
+        ...
+
 
 def model_file(model: Model) -> Path | None:
     """Path of a single-file model given by `path`, if it is one."""

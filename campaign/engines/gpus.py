@@ -42,6 +42,56 @@ def look(indexes: Sequence[int]) -> Use | None:
         return None
 
 
+def identity(indexes: Sequence[int], nvml: Any = None) -> list[dict[str, Any]]:
+    """Of each GPU: index, UUID, name, driver, CUDA of the driver, clocks, power limit, links to the others.
+
+    `links` maps another GPU of the list to NVML's nearest common ancestor (`internal` one board, `single` one PCIe
+    switch, `multiple`, `hostbridge`, `node` one NUMA node, `system`). Empty where NVML does not answer; a member that
+    it refuses is None.
+    """
+    if nvml is None:
+        if not indexes or not Path("/proc/driver/nvidia").exists():
+            return []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:
+            return []
+        nvml = pynvml
+
+    def ask(name: str, *args: Any) -> Any:
+        try:
+            value = getattr(nvml, name)(*args)
+        except Exception:
+            return None
+        return value.decode() if isinstance(value, bytes) else value
+
+    handles = {i: ask("nvmlDeviceGetHandleByIndex", i) for i in indexes}
+    out = []
+    for i, handle in handles.items():
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        others = ((j, other) for j, other in handles.items() if j != i)
+        ancestors = ((j, ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)) for j, other in others)
+        out.append(
+            {
+                "index": i,
+                "uuid": ask("nvmlDeviceGetUUID", handle),
+                "name": ask("nvmlDeviceGetName", handle),
+                "driver": ask("nvmlSystemGetDriverVersion"),
+                "cuda_driver": ask("nvmlSystemGetCudaDriverVersion"),
+                "power_limit_w": None if limit is None else limit / 1000,
+                "max_sm_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, 1),
+                "links": {str(j): _LEVELS.get(level) for j, level in ancestors},
+            }
+        )
+    return out
+
+
+_LEVELS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+"""`nvmlGpuTopologyLevel_t`."""
+
+
 def _mib(value: Any) -> float:
     return 0.0 if value is None else float(value) / 2**20
 

@@ -22,6 +22,8 @@ from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd
 from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
+from campaign.redact import REDACTOR
+from campaign.session.cell import CellWindow, asked, show_loading, whole
 from campaign.session.instrument import CellLag
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
@@ -146,6 +148,11 @@ class RoundRunner:
         self._lags: dict[str, CellLag] = {}
         self._drafting: dict[str, tuple[int, int]] = {}
         """Arm -> drafts so far, and drafted tokens that were refused."""
+        self._windows: dict[str, list[CellWindow]] = {}
+        """Arm -> its waves above concurrency 1, where no request can claim the server's counters."""
+        self._open: dict[str, CellWindow] = {}
+        self._settled: dict[str, dict[str, Any] | None] = {}
+        """Arm -> how its server was drained and its cache reset after warm-up."""
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
@@ -214,6 +221,7 @@ class RoundRunner:
         # A boot may take ten minutes at $50 an hour: a stop does not wait for it.
         ctx = self._ctx
         boot = asyncio.ensure_future(ctx.ports.host.boot(order))
+        shown = asyncio.ensure_future(show_loading(ctx.ports.host, order.boot_id, ctx.clock, ctx.progress))
         try:
             if await self._stopped_before(boot):
                 boot.cancel()
@@ -222,6 +230,7 @@ class RoundRunner:
                 ctx.check()
             return await boot
         finally:
+            shown.cancel()
             boot.cancel()
 
     async def _stopped_before(self, work: "asyncio.Future[Any]") -> bool:
@@ -262,6 +271,7 @@ class RoundRunner:
     # --- requests
 
     async def _sequence(self, phase: Phase) -> None:
+        await self._settle()
         if self._group.concurrency == 1 and self._group.design != "duet":
             for request in self._round.sequence:
                 await self._send(request, phase)
@@ -297,7 +307,7 @@ class RoundRunner:
                 await self._unless_failed(failed, request, phase, alone=False, start_ns=due)
 
         failed: list[bool] = []
-        await self._all(one(request) for request in run)
+        await self._counted(run, phase, (one(request) for request in run))
 
     async def _unless_failed(
         self,
@@ -332,7 +342,28 @@ class RoundRunner:
                 await self._unless_failed(failed, request, phase, alone=self._group.concurrency == 1)
 
         failed: list[bool] = []
-        await self._all(one(request) for request in wave)
+        await self._counted(wave, phase, (one(request) for request in wave))
+
+    async def _counted(
+        self, wave: Sequence[RequestPlan], phase: Phase, work: Iterable[Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run a wave between two scrapes of each server, where requests overlap on it."""
+        arms = list(dict.fromkeys(r.arm for r in wave)) if self._group.concurrency > 1 else []
+        host = self._ctx.ports.host
+        self._open = {arm: CellWindow(await host.counters(self._boots[arm].record.boot_id)) for arm in arms}
+        await self._all(work)
+        for arm, window in self._open.items():
+            window.after = await host.counters(self._boots[arm].record.boot_id)
+            if phase != "warmup":
+                self._windows.setdefault(arm, []).append(window)
+        self._open = {}
+
+    async def _settle(self) -> None:
+        """No request of the warm-up runs on, and nothing of it is kept where the engine can forget it."""
+        for arm, boot in self._boots.items():
+            name = boot.record.boot_id
+            self._settled[arm] = await asked(self._ctx.ports.host, "settle", name)
+            self._ctx.progress.last_counters.pop(name, None)
 
     async def _send(
         self, request: RequestPlan, phase: Phase, *, alone: bool = True, start_ns: int | None = None
@@ -381,6 +412,8 @@ class RoundRunner:
         ctx.progress.last_counters[boot.record.boot_id] = after
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
+        if request.arm in self._open:
+            self._open[request.arm].add(row.completion_tokens, finished=row.state in {"ok", "short"})
         if row.drafts and row.drafted and row.accepted is not None:
             drafts, refused_tokens = self._drafting.get(request.arm, (0, 0))
             self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
@@ -465,6 +498,7 @@ class RoundRunner:
         for arm, valid in self._rows.items():
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
+        servers = {arm: await self._unchanged(arm) for arm in self._writers}
         telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
         cells = [
             {
@@ -473,10 +507,35 @@ class RoundRunner:
                 "files": [asdict(f) for f in writer.seal(self._late(arm))],
                 "telemetry": telemetry,
                 "client": self._lags[arm].to_json() if arm in self._lags else None,
+                "server": servers[arm],
+                **self._overlapping(arm),
             }
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    async def _unchanged(self, arm: str) -> dict[str, Any] | None:
+        """The server's pages again; raises EngineError where what is in force is not what it was at boot."""
+        boot = self._boots[arm]
+        found = await asked(self._ctx.ports.host, "recheck", boot.record.boot_id)
+        if found is None:
+            return None
+        if found["effective"]:
+            why = f"{boot.record.boot_id}: changed while it was measured: {'; '.join(found['effective'])}"
+            raise EngineError("not_effective", why)
+        return {"settled": self._settled.get(arm), "changed": found["pages"]}
+
+    def _overlapping(self, arm: str) -> dict[str, Any]:
+        """Steps and acceptance of the cell and of its waves, where requests overlap; nothing else."""
+        windows = self._windows.get(arm)
+        if not windows:
+            return {}
+        spec = self._boots[arm].arm.config.speculation
+        depth = spec.depth if spec else None
+        return {
+            "overlapping": whole(windows).to_json(depth),
+            "waves": [window.to_json(depth) for window in windows],
+        }
 
     def _requested(self) -> float | None:
         return self._group.load.rate if self._group.load is not None else None
@@ -518,6 +577,6 @@ class RoundRunner:
 def _tail(path: str, lines: int = 5) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # the path crossed a process as text
-            return "".join(file.readlines()[-lines:])
+            return REDACTOR.text("".join(file.readlines()[-lines:]))
     except OSError:
         return ""

@@ -275,6 +275,76 @@ async def test_duet_has_both_arms_in_flight_at_once(tmp_path: Path) -> None:
     assert max(max(now.values()) for now in it.client.seen) == 1
 
 
+async def test_counters_of_overlapping_requests_belong_to_the_wave(tmp_path: Path) -> None:
+    it = rig(
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=6", "arms.plain.max_running_requests=3",
+        "arms.plain.speculation={method: ngram, depth: 3}", keep=lambda g: g.name.startswith("pair.kv"),
+    )  # fmt: skip
+
+    async def counters(boot_id: str) -> Counters:
+        # Every request so far took one prefill token and steps of two tokens, one of them accepted.
+        arm = boot_id.rpartition("/")[2].partition("@")[0]
+        sent = [j for j in it.client.jobs if j.base_url.endswith(f"/{arm}")]
+        tokens = sum(j.body["max_tokens"] for j in sent)
+        steps = sum((j.body["max_tokens"] - 1) // 2 for j in sent)
+        odd = sum((j.body["max_tokens"] - 1) % 2 for j in sent)
+        return Counters(
+            drafts=steps, drafted=3 * steps, accepted=tokens - len(sent) - steps - odd, generated=tokens
+        )
+
+    it.host.counters = counters  # type: ignore[method-assign]  # this host counts
+    assert await it.agent.run() == "done"
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase == "measure"]
+    assert rows
+    # No request among others claims the server's counters.
+    assert all(r.steps is None and r.step_ms is None for r in rows)
+    cells = [c for e in it.events("round_committed") for c in e.payload["cells"]]
+    for cell in cells:
+        # A wave is the slot set run once.
+        assert {w["requests"] for w in cell["waves"]} == {6}
+        assert cell["overlapping"]["requests"] == 6 * len(cell["waves"])
+        assert cell["overlapping"]["reasons"] == []
+        assert cell["overlapping"]["steps"] == sum(w["steps"] for w in cell["waves"])
+        decoded = cell["overlapping"]["tokens"] - cell["overlapping"]["requests"]
+        assert cell["overlapping"]["accept_len"] == decoded / cell["overlapping"]["steps"]
+        assert 1 < cell["overlapping"]["accept_len"] <= 2
+
+
+async def test_a_server_is_settled_after_warm_up_and_looked_at_before_the_commit(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    calls: list[tuple[str, int]] = []
+
+    async def settle(boot_id: str) -> dict[str, Any]:
+        calls.append(("settle", len(it.client.jobs)))
+        return {"drained": True, "cache_reset": "done", "why": None}
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        calls.append(("recheck", len(it.client.jobs)))
+        return {"effective": [], "pages": [{"page": "/p", "key": "k", "before": 1, "after": 2}]}
+
+    it.host.settle, it.host.recheck = settle, recheck  # type: ignore[attr-defined]  # as a real host has them
+    assert await it.agent.run() == "done"
+    # Two boots a round: both settled between warm-up and the four measured requests, both looked at after them.
+    assert calls == [(w, n + base) for base in (0, 6) for w, n in [("settle", 2)] * 2 + [("recheck", 6)] * 2]
+    cell = it.events("round_committed")[0].payload["cells"][0]
+    assert cell["server"]["settled"]["cache_reset"] == "done"
+    assert cell["server"]["changed"][0]["key"] == "k"
+    assert "waves" not in cell
+
+
+async def test_a_server_that_is_another_one_afterwards_voids_its_round(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        return {"effective": ["speculation.depth: asked for 3, in force is 5"], "pages": []}
+
+    it.host.recheck = recheck  # type: ignore[attr-defined]  # likewise
+    assert await it.agent.run() == "failed"
+    assert it.committed == []
+    assert "in force is 5" in it.events("round_voided")[0].payload["reason"]
+    assert {r.validity for r in FolderStore(it.run_dir).rows()} == {"void"}
+
+
 async def test_stop_does_not_wait_for_a_boot(tmp_path: Path) -> None:
     it = rig(tmp_path)
     it.host.boot_s = 600
