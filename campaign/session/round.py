@@ -29,6 +29,7 @@ from campaign.session.request import (
     Measured,
     boot_id,
     cell_name,
+    gpu_fields,
     identity_fields,
     make_job,
     make_row,
@@ -131,6 +132,12 @@ def inert(drafts: int, refused_tokens: int) -> bool:
     return drafts >= INERT_DRAFTS and refused_tokens == 0
 
 
+def shares_gpus(round_: RoundPlan) -> bool:
+    """Whether two boots of a round are on one GPU."""
+    all_gpus = [g for boot in round_.boots for g in boot.gpus]
+    return len(all_gpus) > len(set(all_gpus))
+
+
 class RoundRunner:
     """Runs one round of one group."""
 
@@ -171,7 +178,9 @@ class RoundRunner:
 
     async def _boot_all(self) -> None:
         # Engines with GPUs of their own load side by side; on shared cores they would slow each other.
-        if all(boot.gpus for boot in self._round.boots):
+        if shares_gpus(self._round):
+            await self._boot_shared()
+        elif all(boot.gpus for boot in self._round.boots):
             results = await asyncio.gather(*map(self._boot, self._round.boots), return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException):
@@ -180,6 +189,26 @@ class RoundRunner:
             for boot in self._round.boots:
                 self._ctx.check()
                 await self._boot(boot)
+
+    async def _boot_shared(self) -> None:
+        """In order of places: each start finds the memory that those before it have left."""
+        stagger = getattr(self._ctx.spec.nodes[self._ctx.plan.node], "boot_stagger", None)
+        if stagger is None:
+            for boot in self._round.boots:
+                self._ctx.check()
+                await self._boot(boot)
+            return
+
+        async def late(index: int, boot: BootPlan) -> None:
+            pause = asyncio.ensure_future(self._ctx.clock.sleep(index * stagger.total_seconds()))
+            try:
+                await self._stopped_before(pause)
+            finally:
+                pause.cancel()
+            self._ctx.check()
+            await self._boot(boot)
+
+        await self._all(late(i, boot) for i, boot in enumerate(self._round.boots))
 
     async def _boot(self, boot: BootPlan) -> None:
         ctx = self._ctx
@@ -200,6 +229,7 @@ class RoundRunner:
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
             runtime=ctx.spec.runtimes.get(arm.config.runtime or ""),
+            shared=shares_gpus(self._round),
         )
         try:
             record = await self._unless_stopped(order)
@@ -379,6 +409,7 @@ class RoundRunner:
             fields = {**fields, "attempt": refused}
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
+        fields = {**fields, **await self._on_gpus(boot, outcome, alone=alone)}
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
         if row.drafts and row.drafted and row.accepted is not None:
@@ -388,6 +419,14 @@ class RoundRunner:
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
             self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
+
+    async def _on_gpus(self, boot: Measured, outcome: Outcome, *, alone: bool) -> dict[str, float | None]:
+        """What the boot's GPUs did during a request; nothing where it has none."""
+        end_ns = outcome.done_ns or outcome.last_ns
+        if not boot.plan.gpus or end_ns is None:
+            return {}
+        window = await self._ctx.ports.telemetry.window(outcome.sent_ns, end_ns)
+        return gpu_fields(boot.plan.gpus, window, alone=alone and self._group.design != "duet")
 
     async def _pause(self, seconds: float) -> None:
         """Wait between requests; a stop ends it."""
