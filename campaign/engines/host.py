@@ -30,9 +30,14 @@ _HTTP_S = 5.0
 _TAIL = 64 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME")
+# Engines compile kernels at the first start: with another compiler than the node's own they would do it again.
+_TOOLCHAIN = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "LIBRARY_PATH", "CPATH")
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", *_TOOLCHAIN)
 ENV_VALUES = frozenset(
-    {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    {
+        *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+        *_TOOLCHAIN,
+    }
 )
 """Variables whose values are recorded, besides those that the arm sets; of all others only the name."""
 _OWN_PROBES = re.compile(r"/(?:health|v1/models|v1/completions|metrics|props|slots)\b")

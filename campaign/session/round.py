@@ -132,6 +132,21 @@ def inert(drafts: int, refused_tokens: int) -> bool:
     return drafts >= INERT_DRAFTS and refused_tokens == 0
 
 
+def growth(before: Counters | None, after: Counters | None) -> dict[str, int] | None:
+    """What a server's counters gained between two scrapes of one process; None where either is missing.
+
+    A counter that was absent before and is there now stood at zero (SGLang makes it at the first draft).
+    """
+    if before is None or after is None or before.started != after.started:
+        return None
+    out = {}
+    for name in ("drafts", "drafted", "accepted", "verify_steps", "generated", "cached_tokens"):
+        first, last = getattr(before, name), getattr(after, name)
+        if last is not None:
+            out[name] = int(last - (first or 0))
+    return out
+
+
 def shares_gpus(round_: RoundPlan) -> bool:
     """Whether two boots of a round are on one GPU."""
     all_gpus = [g for boot in round_.boots for g in boot.gpus]
@@ -151,6 +166,8 @@ class RoundRunner:
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
         self._lags: dict[str, CellLag] = {}
+        self._before: dict[str, Counters | None] = {}
+        """Arm -> its server's counters after warm-up, where no request can claim them for itself."""
         self._drafting: dict[str, tuple[int, int]] = {}
         """Arm -> drafts so far, and drafted tokens that were refused."""
 
@@ -164,6 +181,8 @@ class RoundRunner:
             self._mark("warmup", self._group.name)
             for request in self._round.warmup:
                 await self._send(request, "warmup")
+            if self._group.concurrency > 1:
+                self._before = {arm: await self._scraped(boot) for arm, boot in self._boots.items()}
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
             await self._commit(start_ns)
@@ -505,6 +524,9 @@ class RoundRunner:
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
         telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
+        grown = {
+            arm: growth(before, await self._scraped(self._boots[arm])) for arm, before in self._before.items()
+        }
         cells = [
             {
                 "cell": self._boots[arm].cell,
@@ -512,10 +534,14 @@ class RoundRunner:
                 "files": [asdict(f) for f in writer.seal(self._late(arm))],
                 "telemetry": telemetry,
                 "client": self._lags[arm].to_json() if arm in self._lags else None,
+                "counters": grown.get(arm),
             }
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    async def _scraped(self, boot: Measured) -> Counters | None:
+        return await self._ctx.ports.host.counters(boot.record.boot_id)
 
     def _requested(self) -> float | None:
         return self._group.load.rate if self._group.load is not None else None
