@@ -10,7 +10,7 @@ import click
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a field, e.g. budget.cap_usd=5."
 )
-@click.option("--only", metavar="PAIR", help="Run one pair or ladder (and the anchors).")
+@click.option("--only", metavar="PAIR", help="Run one pair, ladder or session (and the anchors).")
 @click.option("--override", "gates", multiple=True, metavar="GATE", help="Go on past a gate; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Why the gate is overridden; printed beside what it touched.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")

@@ -30,6 +30,8 @@ class BootOrder:
     boot_timeout_s: float
     runtime: Runtime | None = None
     """How the engine got onto the node; None is this Python environment."""
+    shared: bool = False
+    """Other boots of the same round may hold its GPUs too."""
 
 
 @dataclass(frozen=True, slots=True)

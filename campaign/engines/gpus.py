@@ -21,12 +21,17 @@ class Use:
     """Process -> MiB. In a container these may be numbers of the host, which mean nothing here."""
 
 
+def driver() -> bool:
+    """Whether an NVIDIA driver shows itself; a sandboxed kernel has the devices and no /proc entry."""
+    return any(Path(p).exists() for p in ("/proc/driver/nvidia", "/dev/nvidiactl"))
+
+
 Look = Callable[[Sequence[int]], Use | None]
 
 
 def look(indexes: Sequence[int]) -> Use | None:
     """Memory and processes of these GPUs; None where NVML does not answer."""
-    if not indexes or not Path("/proc/driver/nvidia").exists():
+    if not indexes or not driver():
         return None
     try:
         import pynvml as nvml
@@ -101,6 +106,37 @@ def foreign(use: Use | None, ours: Collection[int], proc: Path = Path("/proc")) 
     if use is None:
         return {}
     return {pid: mib for pid, mib in use.holders.items() if pid not in ours and (proc / str(pid)).exists()}
+
+
+def lowest(
+    indexes: Sequence[int], first: Use | None, others: Sequence[int], second: Use | None
+) -> Use | None:
+    """`second`, by GPU of `others`, no higher than `first` where both saw that GPU; the one there is if only one is."""
+    if first is None or second is None:
+        return second
+    seen = dict(zip(indexes, first.used_mib, strict=True))
+    used = tuple(min(mib, seen.get(g, mib)) for g, mib in zip(others, second.used_mib, strict=True))
+    return Use(used, second.holders)
+
+
+def wait_gone(
+    indexes: Sequence[int],
+    pids: Collection[int],
+    *,
+    look_at: Look = look,
+    timeout_s: float = RELEASE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait until none of these processes holds memory of the GPUs. True where none does, or nobody can tell."""
+    waited = 0.0
+    while True:
+        now = look_at(indexes)
+        if now is None or not set(pids) & set(now.holders):
+            return True
+        if waited >= timeout_s:
+            return False
+        sleep(0.2)
+        waited += 0.2
 
 
 def wait_released(

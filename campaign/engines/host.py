@@ -43,9 +43,14 @@ _DYING_S = 1.0
 _SCRUB_WHOLE = 16 * 1024 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME")
+# Engines compile kernels at the first start: with another compiler than the node's own they would do it again.
+_TOOLCHAIN = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "LIBRARY_PATH", "CPATH")
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", *_TOOLCHAIN)
 ENV_VALUES = frozenset(
-    {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    {
+        *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+        *_TOOLCHAIN,
+    }
 )
 """Variables whose values are recorded, besides those that the arm sets; of all others only the name."""
 _HUB = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN")
@@ -227,7 +232,12 @@ class LocalEngineHost:
 
     def _free(self, order: BootOrder) -> None:
         """Raises EngineError where the GPUs of this boot are in use by somebody else, or by another boot of ours."""
-        taken = {g: s.order.boot_id for s in self._servers.values() for g in s.order.gpus}
+        taken = {
+            g: s.order.boot_id
+            for s in self._servers.values()
+            for g in s.order.gpus
+            if not (order.shared and s.order.shared)
+        }
         shared = [g for g in order.gpus if g in taken]
         if shared:
             raise EngineError("config", f"{order.boot_id}: GPU {shared[0]} is in use by {taken[shared[0]]}")
@@ -428,14 +438,31 @@ class LocalEngineHost:
         """Stop every server. The host can be used again."""
         await asyncio.gather(*(self.stop(name) for name in list(self._servers)))
 
+    def _partners(self, server: _Server) -> list[_Server]:
+        """Other servers of ours on its GPUs."""
+        mine = set(server.order.gpus)
+        return [s for s in self._servers.values() if s is not server and mine & set(s.order.gpus)]
+
     async def _end(self, server: _Server, why: tuple[str, str]) -> None:
         async with server.stopping:
             if self._servers.get(server.order.boot_id) is not server:
                 return
+            pids = server.child.pids()
             await asyncio.to_thread(server.child.end)
-            released = await asyncio.to_thread(
-                gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
-            )
+            partners = self._partners(server)
+            if partners:
+                # Theirs stays: only what our processes held must go. What was there before us is their baseline now.
+                for partner in partners:
+                    partner.gpus_before = gpus.lowest(
+                        server.order.gpus, server.gpus_before, partner.order.gpus, partner.gpus_before
+                    )
+                released = await asyncio.to_thread(
+                    gpus.wait_gone, server.order.gpus, pids, look_at=self._look_at
+                )
+            else:
+                released = await asyncio.to_thread(
+                    gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
+                )
             if not released:
                 why = (why[0], f"{why[1]}; its GPU memory was not given back within {gpus.RELEASE_S:.0f} s")
             for _ in range(100):

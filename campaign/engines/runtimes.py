@@ -218,7 +218,9 @@ def versions(exe: str, order: BootOrder) -> dict[str, str]:
 def _packages(exe: str) -> dict[str, str]:
     code = (
         "import importlib.metadata as m, json;"
-        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+        # The first of a name on the path is the one that is imported.
+        "print(json.dumps({d.metadata['Name']: d.version for d in reversed(list(m.distributions()))"
+        " if d.metadata['Name']}))"
     )
     done = subprocess.run([exe, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     try:

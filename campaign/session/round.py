@@ -31,6 +31,7 @@ from campaign.session.request import (
     Measured,
     boot_id,
     cell_name,
+    gpu_fields,
     identity_fields,
     make_job,
     make_row,
@@ -133,6 +134,27 @@ def inert(drafts: int, refused_tokens: int) -> bool:
     return drafts >= INERT_DRAFTS and refused_tokens == 0
 
 
+def growth(before: Counters | None, after: Counters | None) -> dict[str, int] | None:
+    """What a server's counters gained between two scrapes of one process; None where either is missing.
+
+    A counter that was absent before and is there now stood at zero (SGLang makes it at the first draft).
+    """
+    if before is None or after is None or before.started != after.started:
+        return None
+    out = {}
+    for name in ("drafts", "drafted", "accepted", "verify_steps", "generated", "cached_tokens"):
+        first, last = getattr(before, name), getattr(after, name)
+        if last is not None:
+            out[name] = int(last - (first or 0))
+    return out
+
+
+def shares_gpus(round_: RoundPlan) -> bool:
+    """Whether two boots of a round are on one GPU."""
+    all_gpus = [g for boot in round_.boots for g in boot.gpus]
+    return len(all_gpus) > len(set(all_gpus))
+
+
 class RoundRunner:
     """Runs one round of one group."""
 
@@ -146,6 +168,8 @@ class RoundRunner:
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
         self._lags: dict[str, CellLag] = {}
+        self._before: dict[str, Counters | None] = {}
+        """Arm -> its server's counters after warm-up, where no request can claim them for itself."""
         self._drafting: dict[str, tuple[int, int]] = {}
         """Arm -> drafts so far, and drafted tokens that were refused."""
         self._windows: dict[str, list[CellWindow]] = {}
@@ -164,6 +188,8 @@ class RoundRunner:
             self._mark("warmup", self._group.name)
             for request in self._round.warmup:
                 await self._send(request, "warmup")
+            if self._group.concurrency > 1:
+                self._before = {arm: await self._scraped(boot) for arm, boot in self._boots.items()}
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
             await self._commit(start_ns)
@@ -178,7 +204,9 @@ class RoundRunner:
 
     async def _boot_all(self) -> None:
         # Engines with GPUs of their own load side by side; on shared cores they would slow each other.
-        if all(boot.gpus for boot in self._round.boots):
+        if shares_gpus(self._round):
+            await self._boot_shared()
+        elif all(boot.gpus for boot in self._round.boots):
             results = await asyncio.gather(*map(self._boot, self._round.boots), return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException):
@@ -187,6 +215,26 @@ class RoundRunner:
             for boot in self._round.boots:
                 self._ctx.check()
                 await self._boot(boot)
+
+    async def _boot_shared(self) -> None:
+        """In order of places: each start finds the memory that those before it have left."""
+        stagger = getattr(self._ctx.spec.nodes[self._ctx.plan.node], "boot_stagger", None)
+        if stagger is None:
+            for boot in self._round.boots:
+                self._ctx.check()
+                await self._boot(boot)
+            return
+
+        async def late(index: int, boot: BootPlan) -> None:
+            pause = asyncio.ensure_future(self._ctx.clock.sleep(index * stagger.total_seconds()))
+            try:
+                await self._stopped_before(pause)
+            finally:
+                pause.cancel()
+            self._ctx.check()
+            await self._boot(boot)
+
+        await self._all(late(i, boot) for i, boot in enumerate(self._round.boots))
 
     async def _boot(self, boot: BootPlan) -> None:
         ctx = self._ctx
@@ -207,6 +255,7 @@ class RoundRunner:
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
             runtime=ctx.spec.runtimes.get(arm.config.runtime or ""),
+            shared=shares_gpus(self._round),
         )
         try:
             record = await self._unless_stopped(order)
@@ -410,6 +459,7 @@ class RoundRunner:
             fields = {**fields, "attempt": refused}
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
+        fields = {**fields, **await self._on_gpus(boot, outcome, alone=alone)}
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
         if request.arm in self._open:
@@ -421,6 +471,14 @@ class RoundRunner:
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
             self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
+
+    async def _on_gpus(self, boot: Measured, outcome: Outcome, *, alone: bool) -> dict[str, float | None]:
+        """What the boot's GPUs did during a request; nothing where it has none."""
+        end_ns = outcome.done_ns or outcome.last_ns
+        if not boot.plan.gpus or end_ns is None:
+            return {}
+        window = await self._ctx.ports.telemetry.window(outcome.sent_ns, end_ns)
+        return gpu_fields(boot.plan.gpus, window, alone=alone and self._group.design != "duet")
 
     async def _pause(self, seconds: float) -> None:
         """Wait between requests; a stop ends it."""
@@ -500,6 +558,9 @@ class RoundRunner:
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
         servers = {arm: await self._unchanged(arm) for arm in self._writers}
         telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
+        grown = {
+            arm: growth(before, await self._scraped(self._boots[arm])) for arm, before in self._before.items()
+        }
         cells = [
             {
                 "cell": self._boots[arm].cell,
@@ -509,6 +570,7 @@ class RoundRunner:
                 "client": self._lags[arm].to_json() if arm in self._lags else None,
                 "server": servers[arm],
                 **self._overlapping(arm),
+                "counters": grown.get(arm),
             }
             for arm, writer in self._writers.items()
         ]
@@ -536,6 +598,9 @@ class RoundRunner:
             "overlapping": whole(windows).to_json(depth),
             "waves": [window.to_json(depth) for window in windows],
         }
+
+    async def _scraped(self, boot: Measured) -> Counters | None:
+        return await self._ctx.ports.host.counters(boot.record.boot_id)
 
     def _requested(self) -> float | None:
         return self._group.load.rate if self._group.load is not None else None

@@ -100,6 +100,8 @@ class LocalNode(Strict):
     """Longest lease of one session."""
     gpus: tuple[Natural, ...] = ()
     """GPU indexes that may be used; none means CPU only."""
+    boot_stagger: Duration | None = None
+    """Engines that share a GPU start so long after one another; left out, each waits until the one before is ready."""
 
 
 class AttachNode(Strict):
