@@ -9,6 +9,7 @@ from campaign.analysis.drift import Past, judge, moved
 from campaign.analysis.estimate import ratio
 from campaign.analysis.looks import take
 from campaign.analysis.model import AnchorResult, Speculation, Verdict
+from campaign.analysis.overlap import CellCounters, shared
 from campaign.analysis.pairs import boot_sd, compare, pool_for
 from campaign.analysis.speculation import LadderArm, speculation
 from campaign.analysis.validity import LOST_SHARE, MIN_BLOCKS, MIN_WAVES, check
@@ -79,6 +80,7 @@ def conclude(
     past: Past | None = None,
     tolerance: float = LOST_SHARE,
     stopped: Mapping[tuple[str, str], int] | None = None,
+    cells: CellCounters | None = None,
 ) -> Conclusions:
     """Judge every comparison, anchor and ladder of a run.
 
@@ -90,8 +92,10 @@ def conclude(
     keeps proven drift from making a pair invalid. prior: components from earlier rows of the store. past:
     earlier anchors, for `reference: store`. tolerance: share of planned blocks that may be lost. stopped: (session,
     group) -> rounds run, of pairs that a look ended early: judged on those rounds, with the interval that holds
-    at every look.
+    at every look. cells: counters of overlapping requests, as their rounds committed them.
     """
+    if cells:
+        rows = shared(rows, cells, _depths(plan))
     by_session: dict[str, dict[str, list[RequestRow]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(rows, key=lambda r: r.key):
         if row.validity != "superseded" and row.phase in MEASURED:
@@ -123,6 +127,16 @@ def conclude(
         moves = _moves(about)
         verdicts += [_verdict(about, c, m, moves) for c in session.comparisons for m in METRICS]
     return Conclusions(tuple(adjust(verdicts)), tuple(anchors), tuple(ladders))
+
+
+def _depths(plan: CampaignPlan) -> dict[str, int]:
+    """Draft depth of the arms that draft."""
+    return {
+        name: arm.config.speculation.depth
+        for session in plan.sessions
+        for name, arm in session.arms.items()
+        if arm.config.speculation is not None and arm.config.speculation.depth > 0
+    }
 
 
 def _shortened(session: SessionPlan, stopped: Mapping[tuple[str, str], int]) -> SessionPlan:

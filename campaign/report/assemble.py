@@ -54,6 +54,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         prior=known,
         past=_past_anchors(before, valid),
         stopped={key: int(e["look"]) for key, e in state.stopped_early.items()},
+        cells=facts.cell_counters(events),
     )
     head = events[-1]
     return Report(
