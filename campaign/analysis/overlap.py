@@ -10,6 +10,7 @@ its own. Such rows exist in the analysis alone and carry `counters_of_wave` or `
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from campaign.store.row import RequestRow
@@ -94,4 +95,4 @@ def _apportioned(amount: int, tokens: Sequence[int], total: int) -> list[int]:
     for n in tokens:
         run += n
         ends.append(amount * run // total)
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    return [b - a for a, b in pairwise(ends)]

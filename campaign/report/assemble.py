@@ -96,6 +96,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             declared=spec.statistics.boot_sd,
             prior=known,
             stopped=state.stopped_early,
+            billed_s={s.session: s.hours * 3600 for s in money.sessions if s.hours},
         ),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(
