@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import time
-from array import array
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -283,11 +282,12 @@ def _stamped(
     """The exchange with every read on CLOCK_MONOTONIC, and those stamps alone."""
     conn = flight.conn
     data = list(conn.data) if conn is not None else []
-    real = conn.kernel[: len(data)] if conn is not None else array("q")
-    user = conn.user[: len(data)] if conn is not None else array("q")
+    real = stamps.realtimes_ns(conn.kernel[: len(data)]) if conn is not None else []
+    user = conn.user[: len(data)].tolist() if conn is not None else []
     after = stamps.offset()
     kernel = bool(data) and 0 not in real
-    at = [ns - before.ns for ns in real] if kernel else list(user)
+    offset = before.ns
+    at = [ns - offset for ns in real] if kernel else user
     probed: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if direct.probe is not None:
         probed = direct.probe.lags_ns(flight.sent_ns, flight.end_ns)

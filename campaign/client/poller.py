@@ -30,7 +30,7 @@ _IN = 1
 _EVENTS = _IN | 0x2000 | 1 << 31
 """EPOLLIN, EPOLLRDHUP, EPOLLET: an event for what arrives, none for what is merely still there."""
 _ROOM = stamps.ANCILLARY
-_now, _stamp = time.monotonic_ns, stamps.realtime_ns
+_now, _NONE = time.monotonic_ns, stamps.NONE
 _PAUSE_NS = 1_000_000
 _WORTH_NS = 100_000
 _WINDOW_NS = 50_000_000
@@ -83,9 +83,9 @@ class Conn:
     def __init__(self, sock: socket.socket, notify: Callable[[], None]) -> None:
         self.sock = sock
         self.notify = notify
-        # Flat arrays: a million reads are a million bytes objects and nothing the collector must visit.
-        self.kernel = array("q")
-        """CLOCK_REALTIME ns of the kernel, or 0: one for each read."""
+        # A million reads are two million bytes objects, and nothing the collector must visit.
+        self.kernel: list[bytes] = []
+        """The kernel's stamp of each read as it came; `stamps.realtimes_ns` says what they mean."""
         self.user = array("q")
         """CLOCK_MONOTONIC ns right after the read."""
         self.data: list[bytes] = []
@@ -120,7 +120,8 @@ class Conn:
                 self.finish("eof", user_ns)
                 return
             data = view[:size].tobytes()
-            self._kernel(_stamp(ancillary))
+            # Nothing else is asked for, so nothing else comes.
+            self._kernel(ancillary[0][2] if ancillary else _NONE)
             self._user(user_ns)
             self._data(data)
             if self._small or size < len(_LAST_CHUNK):
