@@ -8,12 +8,13 @@ until the end is reported. Where a single read lacks its kernel stamp, all stamp
 import asyncio
 import contextlib
 import errno
+import gc
 import operator
 import os
 import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from campaign.client import stamps
@@ -33,7 +34,26 @@ class Direct:
         self.kernel_stamps = kernel_stamps
         self.keeper = stamps.Keeper()
         self.poller, self.pacer = Poller(batched=kernel_stamps and sys.platform == "linux"), Pacer()
-        self.probe = SocketProbe(self.poller, self.pacer) if probes else None
+        self.probe = SocketProbe(self.poller, None if kernel_stamps else self.pacer) if probes else None
+        self._open = 0
+
+    def acquire(self, offset: stamps.Offset) -> None:
+        """A request begins; undone by one `release`."""
+        if self.probe is not None:
+            self.probe.offset_ns = offset.ns
+            self.probe.acquire()
+        self._open += 1
+        if self._open == 1:
+            # What is there now need not be looked at by the collector while requests are read.
+            gc.freeze()
+
+    def release(self) -> None:
+        """A request is over."""
+        self._open -= 1
+        if not self._open:
+            gc.unfreeze()
+        if self.probe is not None:
+            self.probe.release()
 
     async def between_reads(self, steps: Generator[None, None, T]) -> T:
         """Run `steps` on the reading thread, between reads."""
@@ -80,6 +100,11 @@ class Flight:
         self.unsent: bytes | None = None
         """What is left to write; None before the first write."""
         self.conn: Conn | None = None
+        self.looked = self.looking = 0
+        """Reads after which the response has been, or will be, tried for its end."""
+        self.found: tuple[Exchange, Any] | None = None
+        """The whole exchange and what was made of it: put here by the reading thread."""
+        self.failed: Exception | None = None
 
     def ring(self) -> None:
         """Wake the request's coroutine; from any thread."""
@@ -119,48 +144,90 @@ async def exchange(
     where: Target,
     request: bytes,
     timeout_s: float,
+    then: Callable[[Exchange, Response], Generator[None, None, T]],
     start_ns: int | None = None,
-) -> tuple[Exchange, Response]:
-    """Connect, write at the moment planned, and read to the end. Never raises for what the server does.
+) -> tuple[Exchange, T]:
+    """Connect, write at the moment planned, read to the end, and do `then` with what came, between reads.
 
-    `timeout_s` counts from the moment the request is due.
+    `timeout_s` counts from the moment the request is due. Never raises for what the server does.
     """
     if direct.kernel_stamps:
         await direct.keeper.ready()
     before = stamps.offset()
     flight.sent_ns, flight.sent_utc_ns = time.monotonic_ns(), time.time_ns()
     wait_s = 0.0 if start_ns is None else max(0.0, (start_ns - flight.sent_ns) / 1e9)
-    numbered: Response | None = None
-    if direct.probe is not None:
-        direct.probe.offset_ns = before.ns
-        direct.probe.acquire()
+    direct.acquire(before)
     try:
         async with asyncio.timeout(timeout_s + wait_s):
             sock = await _connected(flight, where, kernel=direct.kernel_stamps)
             if sock is not None:
-                conn = flight.conn = Conn(sock, flight.ring)
+                conn = flight.conn = Conn(sock)
+                conn.notify = _watcher(direct, flight, conn, before, then, start_ns)
                 direct.poller.watch(conn)
                 if start_ns is None:
                     flight.send(conn, request)
                 else:
                     direct.pacer.at(start_ns, lambda: flight.send(conn, request))
-                numbered = await _read(direct, flight, conn)
+                await _read(flight, conn)
     except TimeoutError:
         flight.stop("timeout")
     finally:
         segments = None
-        conn_ = flight.conn
-        if conn_ is not None:
-            segments = stamps.segments_in(conn_.sock)
-            direct.poller.drop(conn_)
+        if flight.conn is not None and flight.found is None:
+            segments = stamps.segments_in(flight.conn.sock)
+            direct.poller.drop(flight.conn)
         if flight.end is None:
             flight.stop("cancelled")
-        if direct.probe is not None:
-            direct.probe.release()
-    seen, at = _stamped(direct, flight, before, segments, start_ns)
-    if numbered is None:
-        numbered = await direct.between_reads(parse_steps(list(enumerate(data for _, data in seen.reads))))
-    return seen, restamp(numbered, at)
+        direct.release()
+    if flight.failed is not None:
+        raise flight.failed
+    if flight.found is not None and flight.end == "complete":
+        return flight.found
+
+    def rest() -> Generator[None, None, tuple[Exchange, T]]:
+        seen, at = _stamped(direct, flight, before, segments, start_ns, flight.end or "cancelled")
+        response = yield from parse_steps(list(enumerate([data for _, data in seen.reads])))
+        return seen, (yield from then(seen, restamp(response, at)))
+
+    return await direct.between_reads(rest())
+
+
+def _watcher(
+    direct: Direct,
+    flight: Flight,
+    conn: Conn,
+    before: stamps.Offset,
+    then: Callable[[Exchange, Response], Generator[None, None, Any]],
+    start_ns: int | None,
+) -> Callable[[], None]:
+    """What the reading thread calls when a connection may be at the end of its response, or is over."""
+
+    def look() -> Generator[None, None, None]:
+        looked = flight.looking
+        try:
+            response = yield from parse_steps(list(enumerate(conn.data[:looked])))
+            if response.complete:
+                segments = stamps.segments_in(conn.sock)
+                direct.poller.drop(conn, ring=False)
+                seen, at = _stamped(direct, flight, before, segments, start_ns, "complete")
+                flight.found = seen, (yield from then(seen, restamp(response, at)))
+        except Exception as error:
+            flight.failed = error
+        flight.looked = looked
+        if flight.looking > looked and flight.found is None:
+            direct.poller.here(look())
+        flight.ring()
+
+    def notify() -> None:
+        pending = flight.looking > flight.looked
+        if conn.maybe > flight.looking:
+            flight.looking = conn.maybe
+            if not pending:
+                direct.poller.here(look())
+        elif not pending:
+            flight.ring()
+
+    return notify
 
 
 async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.socket | None:
@@ -251,9 +318,8 @@ async def _ended_or(flight: Flight, work: Any) -> Any:
         await asyncio.gather(task, bell, return_exceptions=True)
 
 
-async def _read(direct: Direct, flight: Flight, conn: Conn) -> Response | None:
-    """Wait for the end; the response, reads numbered, where its own framing says it is whole."""
-    looked = 0
+async def _read(flight: Flight, conn: Conn) -> None:
+    """Wait for the end."""
     loop = asyncio.get_running_loop()
     while flight.end is None:
         await flight.rung()
@@ -263,21 +329,22 @@ async def _read(direct: Direct, flight: Flight, conn: Conn) -> Response | None:
                 await loop.sock_sendall(conn.sock, rest)
             except OSError as error:
                 conn.finish("reset", time.monotonic_ns(), str(error))
-        if conn.maybe > looked and flight.end is None:
-            looked = conn.maybe
-            reads = list(enumerate(conn.data[:looked]))
-            response = await direct.between_reads(parse_steps(reads))
-            if response.complete:
-                flight.stop("complete")
-                return response
-        if conn.end is not None and conn.maybe == looked:
+        if flight.end is not None or flight.failed is not None:
+            return
+        if flight.found is not None:
+            flight.stop("complete", flight.found[0].end_ns)
+        elif conn.end is not None and conn.maybe == flight.looked:
             flight.detail = conn.error
             flight.stop("eof" if conn.end == "eof" else "reset", conn.end_ns)
-    return None
 
 
 def _stamped(
-    direct: Direct, flight: Flight, before: stamps.Offset, segments: int | None, start_ns: int | None
+    direct: Direct,
+    flight: Flight,
+    before: stamps.Offset,
+    segments: int | None,
+    start_ns: int | None,
+    end: End,
 ) -> tuple[Exchange, list[int]]:
     """The exchange with every read on CLOCK_MONOTONIC, and those stamps alone."""
     conn = flight.conn
@@ -290,14 +357,14 @@ def _stamped(
     at = [ns - offset for ns in real] if kernel else user
     probed: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if direct.probe is not None:
-        probed = direct.probe.lags_ns(flight.sent_ns, flight.end_ns)
+        probed = direct.probe.lags_ns(flight.sent_ns, at[-1] if end == "complete" else flight.end_ns)
     user_lags = tuple(map(operator.sub, user, at)) if kernel else probed[1]
     seen = Exchange(
         sent_ns=flight.sent_ns,
         sent_utc_ns=flight.sent_utc_ns,
         reads=tuple(zip(at, data, strict=True)),
-        end=flight.end or "cancelled",
-        end_ns=at[-1] if flight.end == "complete" else flight.end_ns,
+        end=end,
+        end_ns=at[-1] if end == "complete" else flight.end_ns,
         detail=flight.detail,
         stamp_source="kernel" if kernel else "user",
         segments=segments,

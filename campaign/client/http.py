@@ -7,13 +7,14 @@ connection stands, so TTFT holds no connect time. Nothing is retried, redirected
 
 import asyncio
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
 from campaign.client.base import Job, Outcome
 from campaign.client.direct import Direct, Flight
 from campaign.client.direct import exchange as direct_exchange
-from campaign.client.http1 import Target, get, parse_response, post, target
+from campaign.client.http1 import Response, Target, get, parse_response, post, target
 from campaign.client.interpret import Interpreted, conclude_steps, interpret
 from campaign.client.probe import LoopProbe
 from campaign.client.reader import Exchange, Wire, exchange
@@ -56,14 +57,16 @@ class HttpClient:
     async def _over_socket(self, job: Job, where: Target, request: bytes) -> tuple[Exchange, Interpreted]:
         flight = Flight()
         self._flights.add(flight)
+
+        def then(seen: Exchange, response: Response) -> Generator[None, None, Interpreted]:
+            return conclude_steps(job.request_id, seen, response, job.expect_tokens)
+
         try:
-            seen, response = await direct_exchange(
-                self._direct, flight, where, request, job.timeout_s, job.start_ns
+            return await direct_exchange(
+                self._direct, flight, where, request, job.timeout_s, then, job.start_ns
             )
         finally:
             self._flights.discard(flight)
-        steps = conclude_steps(job.request_id, seen, response, job.expect_tokens)
-        return seen, await self._direct.between_reads(steps)
 
     async def _over_tls(self, job: Job, where: Target, request: bytes) -> tuple[Exchange, Interpreted]:
         if job.start_ns is not None:

@@ -31,7 +31,8 @@ _EVENTS = _IN | 0x2000 | 1 << 31
 """EPOLLIN, EPOLLRDHUP, EPOLLET: an event for what arrives, none for what is merely still there."""
 _ROOM = stamps.ANCILLARY
 _now, _NONE = time.monotonic_ns, stamps.NONE
-_PAUSE_NS = 1_000_000
+_PAUSE_NS = 2_000_000
+_SHARE = 5
 _WORTH_NS = 100_000
 _WINDOW_NS = 50_000_000
 _SWITCH_S = 0.0002
@@ -39,6 +40,10 @@ _SWITCH_S = 0.0002
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+def _nothing() -> None:
+    """Nobody is told."""
 
 
 class Readable(Protocol):
@@ -57,7 +62,7 @@ class Readable(Protocol):
 
 
 class Conn:
-    """One connection being read. Only the poller's thread appends; `notify` is called from it."""
+    """One connection being read. Only the poller's thread appends; `notify` is mostly called from it."""
 
     __slots__ = (
         "_data",
@@ -80,9 +85,10 @@ class Conn:
         "user",
     )
 
-    def __init__(self, sock: socket.socket, notify: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.notify = notify
+        self.notify: Callable[[], None] = _nothing
+        """Called where the response may be whole, or the connection is over."""
         # A million reads are two million bytes objects, and nothing the collector must visit.
         self.kernel: list[bytes] = []
         """The kernel's stamp of each read as it came; `stamps.realtimes_ns` says what they mean."""
@@ -164,6 +170,8 @@ class Poller:
 
     def __init__(self, *, batched: bool = False) -> None:
         self.batched = batched
+        self.tick: Callable[[int], None] | None = None
+        """Called with the time after every look at the connections."""
         self._pause_ns = self._window_ns = self._reads = self._streams = 0
         self._lock = threading.Lock()
         self._conns: dict[int, Readable] = {}
@@ -184,14 +192,24 @@ class Poller:
             self._streams += isinstance(conn, Conn)
             epoll.register(fd, _EVENTS)
 
-    def drop(self, conn: Readable) -> None:
-        """Read it no more and close it. From any thread; the socket is closed by the reading one."""
+    def drop(self, conn: Readable, *, ring: bool = True) -> None:
+        """Read it no more and close it. From any thread; the socket is closed by the reading one.
+
+        `ring` may be False on the reading thread, which need not be woken.
+        """
+        if not ring:
+            self._dropped.append(conn)
+            return
         with self._lock:
             if self._thread is None:
                 conn.sock.close()
                 return
             self._dropped.append(conn)
             self._ring()
+
+    def here(self, work: Iterator[None]) -> None:
+        """As `idle`, called on the reading thread."""
+        self._idle.append(work)
 
     def idle(self, work: Iterator[None]) -> None:
         """Run the steps of `work` between reads. It must not raise."""
@@ -241,6 +259,8 @@ class Poller:
                 self._forget(conn)
                 conn.sock.close()
             now = time.monotonic_ns()
+            if (tick := self.tick) is not None:
+                tick(now)
             until = now + self._pace(now, len(ready))
             while idle and (now < until or not ready):
                 work = idle.popleft()
@@ -259,12 +279,12 @@ class Poller:
         """Nanoseconds to leave before the next look.
 
         A kernel stamp does not move while its bytes wait, so many streams are read a batch at a time: after
-        a tenth of the mean gap between two reads of one connection, at most 1 ms. Never with user stamps.
+        a fifth of the mean gap between two reads of one connection, at most 2 ms. Never with user stamps.
         """
         self._reads += reads
         if now - self._window_ns >= _WINDOW_NS:
             gap = (now - self._window_ns) * len(self._conns) / max(1, self._reads)
-            pause = int(min(_PAUSE_NS, gap / 10))
+            pause = int(min(_PAUSE_NS, gap / _SHARE))
             worth = self._reads * pause >= 2 * (now - self._window_ns)
             self._pause_ns = pause if self.batched and worth and pause >= _WORTH_NS else 0
             self._window_ns, self._reads = now, 0
@@ -294,13 +314,12 @@ class Poller:
         for conn in [*self._conns.values(), *self._dropped]:
             conn.finish("reset", time.monotonic_ns(), "the client was closed")
             conn.sock.close()
-        for work in self._idle:
-            for _ in work:
+        while self._idle:
+            for _ in self._idle.popleft():
                 pass
         self._conns.clear()
         self._streams = 0
         self._dropped.clear()
-        self._idle.clear()
         assert self._epoll is not None
         self._epoll.close()
         os.close(self._wake)
