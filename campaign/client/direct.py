@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, TypeVar
 
 from campaign.client import stamps
@@ -36,6 +37,26 @@ class Direct:
         self.poller, self.pacer = Poller(batched=kernel_stamps and sys.platform == "linux"), Pacer()
         self.probe = SocketProbe(self.poller, None if kernel_stamps else self.pacer) if probes else None
         self._open = 0
+        self._kept: dict[tuple[str, int], list[tuple[socket.socket, int | None]]] = {}
+
+    def keep(self, where: Target, sock: socket.socket) -> None:
+        """Take a connection whose response is over, for a later request."""
+        self._kept.setdefault((where.host, where.port), []).append((sock, stamps.segments_in(sock)))
+
+    def kept(self, where: Target) -> tuple[socket.socket, int | None] | None:
+        """A kept connection that the server has not closed, and the segments it has received."""
+        held = self._kept.get((where.host, where.port), [])
+        while held:
+            sock, segments = held.pop()
+            try:
+                sock.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return sock, segments
+            except OSError:
+                pass
+            # The server closed it, or sent what nobody asked for.
+            sock.close()
+        return None
 
     def acquire(self, offset: stamps.Offset) -> None:
         """A request begins; undone by one `release`."""
@@ -85,6 +106,10 @@ class Direct:
         self.pacer.close()
         self.poller.close()
         self.keeper.close()
+        for held in self._kept.values():
+            for sock, _ in held:
+                sock.close()
+        self._kept.clear()
 
 
 class Flight:
@@ -105,6 +130,8 @@ class Flight:
         self.found: tuple[Exchange, Any] | None = None
         """The whole exchange and what was made of it: put here by the reading thread."""
         self.failed: Exception | None = None
+        self.segments_before: int | None = None
+        """What a kept connection had received before."""
 
     def ring(self) -> None:
         """Wake the request's coroutine; from any thread."""
@@ -146,6 +173,8 @@ async def exchange(
     timeout_s: float,
     then: Callable[[Exchange, Response], Generator[None, None, T]],
     start_ns: int | None = None,
+    *,
+    reuse: bool = False,
 ) -> tuple[Exchange, T]:
     """Connect, write at the moment planned, read to the end, and do `then` with what came, between reads.
 
@@ -159,10 +188,10 @@ async def exchange(
     direct.acquire(before)
     try:
         async with asyncio.timeout(timeout_s + wait_s):
-            sock = await _connected(flight, where, kernel=direct.kernel_stamps)
+            sock = await _connected(direct, flight, where, reuse=reuse)
             if sock is not None:
                 conn = flight.conn = Conn(sock)
-                conn.notify = _watcher(direct, flight, conn, before, then, start_ns)
+                conn.notify = _watcher(direct, flight, conn, before, then, start_ns, where if reuse else None)
                 direct.poller.watch(conn)
                 if start_ns is None:
                     flight.send(conn, request)
@@ -174,7 +203,7 @@ async def exchange(
     finally:
         segments = None
         if flight.conn is not None and flight.found is None:
-            segments = stamps.segments_in(flight.conn.sock)
+            segments = _segments(flight, flight.conn)
             direct.poller.drop(flight.conn)
         if flight.end is None:
             flight.stop("cancelled")
@@ -199,6 +228,7 @@ def _watcher(
     before: stamps.Offset,
     then: Callable[[Exchange, Response], Generator[None, None, Any]],
     start_ns: int | None,
+    keep: Target | None,
 ) -> Callable[[], None]:
     """What the reading thread calls when a connection may be at the end of its response, or is over."""
 
@@ -207,8 +237,9 @@ def _watcher(
         try:
             response = yield from parse_steps(list(enumerate(conn.data[:looked])))
             if response.complete:
-                segments = stamps.segments_in(conn.sock)
-                direct.poller.drop(conn, ring=False)
+                segments = _segments(flight, conn)
+                kept = partial(direct.keep, keep) if keep is not None and response.keeps else None
+                direct.poller.drop(conn, ring=False, keep=kept)
                 seen, at = _stamped(direct, flight, before, segments, start_ns, "complete")
                 flight.found = seen, (yield from then(seen, restamp(response, at)))
         except Exception as error:
@@ -230,8 +261,18 @@ def _watcher(
     return notify
 
 
-async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.socket | None:
+def _segments(flight: Flight, conn: Conn) -> int | None:
+    """Segments of this request alone."""
+    found = stamps.segments_in(conn.sock)
+    return None if found is None else found - (flight.segments_before or 0)
+
+
+async def _connected(direct: Direct, flight: Flight, where: Target, *, reuse: bool) -> socket.socket | None:
     """A standing connection; None where there is none, and the flight says why."""
+    held = direct.kept(where) if reuse else None
+    if held is not None:
+        sock, flight.segments_before = held
+        return sock
     problems: list[OSError] = []
     try:
         found = await _addresses(flight, where)
@@ -241,7 +282,7 @@ async def _connected(flight: Flight, where: Target, *, kernel: bool) -> socket.s
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if kernel:
+            if direct.kernel_stamps:
                 stamps.enable(sock)
             await _begin(flight, sock, address)
         except OSError as error:

@@ -47,15 +47,23 @@ def target(url: str, path: str = "") -> Target:
     return Target(parts.hostname, parts.port or (443 if tls else 80), tls, line)
 
 
-def post(where: Target, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
-    """A whole POST of a JSON body. Raises ValueError for NaN, or a header that could end its line."""
-    payload = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+def payload_of(body: Mapping[str, Any]) -> bytes:
+    """A JSON body. Raises ValueError for NaN."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+
+
+def post(where: Target, body: Mapping[str, Any], headers: Mapping[str, str], *, keep: bool = False) -> bytes:
+    """A whole POST of a JSON body. Raises ValueError for NaN, or a header that could end its line.
+
+    `keep` asks the server to keep the connection.
+    """
+    payload = payload_of(body)
     own = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
         "Content-Length": str(len(payload)),
     }
-    return _head("POST", where, own, headers) + payload
+    return _head("POST", where, own, headers, keep=keep) + payload
 
 
 def get(where: Target) -> bytes:
@@ -63,7 +71,9 @@ def get(where: Target) -> bytes:
     return _head("GET", where, {"Accept": "*/*"}, {})
 
 
-def _head(method: str, where: Target, own: Mapping[str, str], extra: Mapping[str, str]) -> bytes:
+def _head(
+    method: str, where: Target, own: Mapping[str, str], extra: Mapping[str, str], *, keep: bool = False
+) -> bytes:
     host = f"[{where.host}]" if ":" in where.host else where.host
     lines = [f"{method} {where.path} HTTP/1.1", f"Host: {host}:{where.port}"]
     taken = {name.lower() for name in extra}
@@ -74,7 +84,7 @@ def _head(method: str, where: Target, own: Mapping[str, str], extra: Mapping[str
         if name.lower() in _OURS:
             raise ValueError(f"the client sets {name} itself")
         lines.append(f"{name}: {value}")
-    lines += ["Accept-Encoding: identity", "Connection: close"]
+    lines += ["Accept-Encoding: identity", f"Connection: {'keep-alive' if keep else 'close'}"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
@@ -104,6 +114,8 @@ class Response:
     """Why the bytes are not HTTP."""
     retry_after: str | None = None
     """The Retry-After header."""
+    keeps: bool = False
+    """The server will keep the connection, and nothing of another response has come on it."""
 
     @property
     def body(self) -> bytes:
@@ -192,6 +204,7 @@ def parse_steps(reads: Sequence[tuple[int, bytes]]) -> Generator[None, None, Res
     parts: list[bytes] = []
     complete_ns: int | None = None
     error: str | None = None
+    number = -1
     for number, (ns, data) in enumerate(reads):
         if number % _STEP_READS == _STEP_READS - 1:
             yield
@@ -229,4 +242,5 @@ def parse_steps(reads: Sequence[tuple[int, bytes]]) -> Generator[None, None, Res
         complete_ns=complete_ns,
         error=error,
         retry_after=headers.get("retry-after"),
+        keeps=collector.complete and parser.should_keep_alive() and number == len(reads) - 1,
     )

@@ -175,7 +175,7 @@ class Poller:
         self._pause_ns = self._window_ns = self._reads = self._streams = 0
         self._lock = threading.Lock()
         self._conns: dict[int, Readable] = {}
-        self._dropped: deque[Readable] = deque()
+        self._dropped: deque[tuple[Readable, Callable[[socket.socket], None] | None]] = deque()
         self._idle: deque[Iterator[None]] = deque()
         self._epoll: select.epoll | None = None
         self._wake = -1
@@ -192,19 +192,21 @@ class Poller:
             self._streams += isinstance(conn, Conn)
             epoll.register(fd, _EVENTS)
 
-    def drop(self, conn: Readable, *, ring: bool = True) -> None:
-        """Read it no more and close it. From any thread; the socket is closed by the reading one.
+    def drop(
+        self, conn: Readable, *, ring: bool = True, keep: Callable[[socket.socket], None] | None = None
+    ) -> None:
+        """Read it no more, and close it or give it to `keep`. From any thread; done by the reading one.
 
         `ring` may be False on the reading thread, which need not be woken.
         """
         if not ring:
-            self._dropped.append(conn)
+            self._dropped.append((conn, keep))
             return
         with self._lock:
             if self._thread is None:
                 conn.sock.close()
                 return
-            self._dropped.append(conn)
+            self._dropped.append((conn, keep))
             self._ring()
 
     def here(self, work: Iterator[None]) -> None:
@@ -254,10 +256,7 @@ class Poller:
                 prompt(promptly)
             ready = epoll.poll(0 if idle or self._pause_ns else _LINGER_S)
             self._take(ready)
-            while self._dropped:
-                conn = self._dropped.popleft()
-                self._forget(conn)
-                conn.sock.close()
+            self._let_go()
             now = time.monotonic_ns()
             if (tick := self.tick) is not None:
                 tick(now)
@@ -274,6 +273,15 @@ class Poller:
                     if self._closed or not (self._conns or idle or self._dropped):
                         self._end()
                         return
+
+    def _let_go(self) -> None:
+        while self._dropped:
+            conn, keep = self._dropped.popleft()
+            self._forget(conn)
+            if keep is not None and conn.end is None:
+                keep(conn.sock)
+            else:
+                conn.sock.close()
 
     def _pace(self, now: int, reads: int) -> int:
         """Nanoseconds to leave before the next look.
@@ -311,7 +319,7 @@ class Poller:
                 self._epoll.unregister(fd)
 
     def _end(self) -> None:
-        for conn in [*self._conns.values(), *self._dropped]:
+        for conn in [*self._conns.values(), *(conn for conn, _ in self._dropped)]:
             conn.finish("reset", time.monotonic_ns(), "the client was closed")
             conn.sock.close()
         while self._idle:

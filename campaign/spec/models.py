@@ -532,6 +532,17 @@ class RayOptions(Strict):
     """Join this existing cluster (host:port) on purpose; `auto` is refused."""
 
 
+class ClientOptions(Strict):
+    """How the load client reaches the servers."""
+
+    connection: Literal["new", "reuse"] = "new"
+    """new: each request has a connection of its own; reuse: one that an earlier request left is used again."""
+    proxy: Text | None = None
+    """http://host:port of an HTTP proxy; stamps are then those of user space. None is ever taken from the environment."""
+    processes: Count | None = None
+    """Client processes; as many as the self-check says are needed if left out."""
+
+
 class Statistics(Strict):
     """Declared knowledge that the intervals use."""
 
@@ -576,6 +587,8 @@ class Spec(Strict):
     """When `run` exits 1."""
     ray: RayOptions = RayOptions()
     """Where actors run."""
+    client: ClientOptions = ClientOptions()
+    """How requests are sent and read."""
     series: Name | None = None
     """The thread that survives version changes."""
     store: Text = "results/"
