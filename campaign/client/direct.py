@@ -20,12 +20,15 @@ from typing import Any, TypeVar
 
 from campaign.client import stamps
 from campaign.client.http1 import Response, Target, parse_steps, restamp
-from campaign.client.pacer import Pacer
-from campaign.client.poller import Conn, Poller
+from campaign.client.pacer import Pacer, prompt
+from campaign.client.poller import Conn, Poller, nobody
 from campaign.client.probe import SocketProbe
 from campaign.client.reader import End, Exchange
 
 T = TypeVar("T")
+
+_YOUNG = 20_000
+"""New objects before the collector looks at them while requests are read: most are gone by themselves."""
 
 
 class Direct:
@@ -37,6 +40,7 @@ class Direct:
         self.poller, self.pacer = Poller(batched=kernel_stamps and sys.platform == "linux"), Pacer()
         self.probe = SocketProbe(self.poller, None if kernel_stamps else self.pacer) if probes else None
         self._open = 0
+        self._threshold = gc.get_threshold()
         self._kept: dict[tuple[str, int], list[tuple[socket.socket, int | None]]] = {}
 
     def keep(self, where: Target, sock: socket.socket) -> None:
@@ -67,12 +71,18 @@ class Direct:
         if self._open == 1:
             # What is there now need not be looked at by the collector while requests are read.
             gc.freeze()
+            self._threshold = gc.get_threshold()
+            gc.set_threshold(_YOUNG, *self._threshold[1:])
+            # Who holds the interpreter's lock must not lose its core while the reading thread waits for it.
+            prompt()
 
     def release(self) -> None:
         """A request is over."""
         self._open -= 1
         if not self._open:
             gc.unfreeze()
+            gc.set_threshold(*self._threshold)
+            prompt(False)  # noqa: FBT003 -- off
         if self.probe is not None:
             self.probe.release()
 
@@ -201,10 +211,7 @@ async def exchange(
     except TimeoutError:
         flight.stop("timeout")
     finally:
-        segments = None
-        if flight.conn is not None and flight.found is None:
-            segments = _segments(flight, flight.conn)
-            direct.poller.drop(flight.conn)
+        segments = _let_go(direct, flight)
         if flight.end is None:
             flight.stop("cancelled")
         direct.release()
@@ -259,6 +266,20 @@ def _watcher(
             flight.ring()
 
     return notify
+
+
+def _let_go(direct: Direct, flight: Flight) -> int | None:
+    """Drop the connection, unless the reading thread has; the segments it received."""
+    conn = flight.conn
+    if conn is None:
+        return None
+    # Who is told holds the connection, and all that it has read.
+    conn.notify = nobody
+    if flight.found is not None:
+        return None
+    segments = _segments(flight, conn)
+    direct.poller.drop(conn)
+    return segments
 
 
 def _segments(flight: Flight, conn: Conn) -> int | None:

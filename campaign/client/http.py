@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from campaign.client.direct import Direct, Flight
 from campaign.client.direct import exchange as direct_exchange
 from campaign.client.http1 import Response, Target, get, parse_response, payload_of, post, target
 from campaign.client.interpret import Interpreted, conclude, conclude_steps
+from campaign.client.pacer import prompt
 from campaign.client.probe import LoopProbe
 from campaign.client.reader import Exchange, Wire, exchange
 from campaign.client.sidecar import Sidecars
@@ -44,6 +46,8 @@ class HttpClient:
         self._flights: set[Flight | KeptFlight] = set()
         self._kept: Kept | None = None
         self._sidecars = Sidecars()
+        self._disk = ThreadPoolExecutor(1, "sidecars", initializer=prompt)
+        """Ahead of ordinary work like every thread here that may hold the interpreter's lock."""
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, job: Job) -> Outcome:
@@ -62,7 +66,8 @@ class HttpClient:
             seen, read = await over(job, where, request)
             if job.sidecar_dir is not None:
                 # Off the loop: it waits for the disk.
-                await asyncio.to_thread(self._sidecars.write, job.sidecar_dir, seen, read)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._disk, self._sidecars.write, job.sidecar_dir, seen, read)
         finally:
             self._running.discard(task)
         return read.outcome
@@ -148,4 +153,5 @@ class HttpClient:
         if self._kept is not None:
             await self._kept.close()
         await asyncio.to_thread(self._direct.close)
+        self._disk.shutdown()
         self._sidecars.close()

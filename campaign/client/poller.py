@@ -17,7 +17,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from campaign.client import stamps
 from campaign.client.pacer import prompt
@@ -42,7 +42,7 @@ _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
-def _nothing() -> None:
+def nobody() -> None:
     """Nobody is told."""
 
 
@@ -51,14 +51,28 @@ class Readable(Protocol):
 
     sock: socket.socket
     end: str | None
+    quick: "Quick | None"
 
     def take(self, view: memoryview, *, drain: bool) -> None:
         """Read once, into this buffer, or until nothing is left; the socket is readable."""
         ...
 
+    def look(self, data: bytes) -> None:
+        """Look at a read that `quick` took."""
+        ...
+
     def finish(self, end: str, ns: int, error: str = "") -> None:
         """It is over."""
         ...
+
+
+Quick = tuple[
+    Callable[[tuple[memoryview], int], tuple[int, list[tuple[int, int, bytes]], int, Any]],
+    Callable[[bytes], None],
+    Callable[[int], None],
+    Callable[[bytes], None],
+]
+"""`recvmsg_into`, and where the kernel's stamp, the user's stamp and the bytes go."""
 
 
 class Conn:
@@ -68,10 +82,8 @@ class Conn:
         "_data",
         "_head_seen",
         "_kernel",
-        "_last",
         "_needed",
         "_receive",
-        "_small",
         "_total",
         "_user",
         "data",
@@ -81,13 +93,14 @@ class Conn:
         "kernel",
         "maybe",
         "notify",
+        "quick",
         "sock",
         "user",
     )
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.notify: Callable[[], None] = _nothing
+        self.notify: Callable[[], None] = nobody
         """Called where the response may be whole, or the connection is over."""
         # A million reads are two million bytes objects, and nothing the collector must visit.
         self.kernel: list[bytes] = []
@@ -102,14 +115,14 @@ class Conn:
         self.error = ""
         self.maybe = 0
         """Reads after which the response may have been complete."""
-        self._last = b""
         self._total = 0
         self._needed: int | None = None
         self._head_seen = False
-        self._small = True
-        """Whether the end is looked for with care: in the head, and where the length is announced."""
         self._receive = sock.recvmsg_into
         self._kernel, self._user, self._data = self.kernel.append, self.user.append, self.data.append
+        self.quick: Quick | None = None
+        """What a read needs once only the last chunk can end the response; None while the end is looked for with
+        care: in the head, and where the length is announced."""
 
     def take(self, view: memoryview, *, drain: bool) -> None:
         """One read, stamped before anything is looked at; with `drain`, until nothing is left."""
@@ -130,14 +143,7 @@ class Conn:
             self._kernel(ancillary[0][2] if ancillary else _NONE)
             self._user(user_ns)
             self._data(data)
-            if self._small or size < len(_LAST_CHUNK):
-                ends = self._may_end(data)
-            else:
-                ends = data.endswith(_LAST_CHUNK)
-                self._last = data
-            if ends:
-                self.maybe = len(self.data)
-                self.notify()
+            self.look(data)
             if not drain and size < _READ_BYTES:
                 # Edge-triggered: the queue was empty now, so the next byte rings again.
                 return
@@ -148,8 +154,17 @@ class Conn:
             self.end_ns, self.error, self.end = ns, error, end
             self.notify()
 
+    def look(self, data: bytes) -> None:
+        """Tell where this read may have ended the response."""
+        if self._may_end(data):
+            self.maybe = len(self.data)
+            self.notify()
+
     def _may_end(self, data: bytes) -> bool:
         """Two cheap looks. What they miss (chunk trailers) ends when the server closes."""
+        if self.quick is not None:
+            # A read has a byte at least, so these hold the last chunk if anything does.
+            return b"".join(self.data[-len(_LAST_CHUNK) :]).endswith(_LAST_CHUNK)
         self._total += len(data)
         if not self._head_seen:
             head = b"".join(self.data)
@@ -160,9 +175,11 @@ class Conn:
             length = _LENGTH.search(head, 0, cut + 2)
             if length is not None:
                 self._needed = cut + len(_HEAD_END) + int(length[1])
-            self._small = self._needed is not None
-        self._last = (self._last[-len(_LAST_CHUNK) :] + data)[-len(_LAST_CHUNK) :]
-        return self._last == _LAST_CHUNK or (self._needed is not None and self._total >= self._needed)
+            if self._needed is None:
+                self.quick = (self._receive, self._kernel, self._user, self._data)
+        if self._needed is not None:
+            return self._total >= self._needed
+        return b"".join(self.data[-len(_LAST_CHUNK) :]).endswith(_LAST_CHUNK)
 
 
 class Poller:
@@ -298,17 +315,44 @@ class Poller:
             self._window_ns, self._reads = now, 0
         return self._pause_ns
 
-    def _take(self, ready: list[tuple[int, int]]) -> None:
-        conns, view = self._conns, self._view
+    def _take(self, ready: list[tuple[int, int]]) -> None:  # noqa: C901 -- the hot loop: calls cost
+        """Read what is there; the usual read in this loop itself."""
+        conns, view, room, now, none = self._conns, self._view, _ROOM, _now, _NONE
+        views, last = (view,), _LAST_CHUNK
         for fd, events in ready:
             conn = conns.get(fd)
-            if conn is not None:
+            if conn is None:
+                if fd == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
+                continue
+            quick = conn.quick
+            if quick is None or events != _IN:
                 conn.take(view, drain=events != _IN)
-                if conn.end is not None:
-                    self._forget(conn)
-            elif fd == self._wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(fd)
+            else:
+                receive, kernel, user, add = quick
+                try:
+                    size, ancillary, _, _ = receive(views, room)
+                    user_ns = now()
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    conn.finish("reset", now(), str(error))
+                    size = 0
+                if size:
+                    data = view[:size].tobytes()
+                    # Nothing but the stamp is asked for, so nothing else comes.
+                    kernel(ancillary[0][2] if ancillary else none)
+                    user(user_ns)
+                    add(data)
+                    if size < 7 or data.endswith(last):
+                        conn.look(data)
+                    if size == _READ_BYTES:
+                        conn.take(view, drain=False)
+                elif conn.end is None:
+                    conn.finish("eof", user_ns)
+            if conn.end is not None:
+                self._forget(conn)
 
     def _forget(self, conn: Readable) -> None:
         fd = conn.sock.fileno()

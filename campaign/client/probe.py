@@ -18,7 +18,7 @@ from typing import Final
 
 from campaign.client import stamps
 from campaign.client.pacer import Pacer
-from campaign.client.poller import Poller
+from campaign.client.poller import Poller, Quick
 
 PERIOD_NS: Final = 10_000_000
 CLEAN_NS: Final = 100_000
@@ -51,6 +51,7 @@ class _Ear:
     def __init__(self, sock: socket.socket, heard: Callable[[int, int, int], None]) -> None:
         self.sock = sock
         self.end: str | None = None
+        self.quick: Quick | None = None
         self._heard = heard
 
     def take(self, view: memoryview, *, drain: bool) -> None:
@@ -69,6 +70,9 @@ class _Ear:
             self.end = "eof"
             return
         self._heard(size, stamps.realtime_ns(ancillary), now)
+
+    def look(self, data: bytes) -> None:
+        """Nothing: it has no `quick`."""
 
     def finish(self, end: str, ns: int, error: str = "") -> None:  # noqa: ARG002 -- as a connection has it
         """The poller ends."""
