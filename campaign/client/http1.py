@@ -138,6 +138,7 @@ class _Collector:
         self.complete = False
         self.kept = 0
         """Body parts of this read that belong to the message."""
+        self.keeps = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -152,7 +153,10 @@ class _Collector:
             self.headers, self.status = {}, None
             return
         if not self.complete:
+            assert self.parser is not None
             self.complete, self.kept = True, len(self.body)
+            # Asked later, llhttp would speak of a message that has not begun.
+            self.keeps = self.parser.should_keep_alive()
 
 
 def parse_response(reads: Sequence[tuple[int, bytes]]) -> Response:
@@ -242,5 +246,5 @@ def parse_steps(reads: Sequence[tuple[int, bytes]]) -> Generator[None, None, Res
         complete_ns=complete_ns,
         error=error,
         retry_after=headers.get("retry-after"),
-        keeps=collector.complete and parser.should_keep_alive() and number == len(reads) - 1,
+        keeps=collector.keeps and number == len(reads) - 1,
     )

@@ -416,10 +416,12 @@ class Anchor(Strict):
 class Load(Strict):
     """How requests are sent above concurrency 1."""
 
-    shape: Literal["waves", "steady", "constant", "poisson", "schedule"] = "waves"
-    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, schedule: an open loop at planned times, `concurrency` at most in flight."""
+    shape: Literal["waves", "steady", "constant", "poisson", "ramp", "schedule"] = "waves"
+    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, ramp, schedule: an open loop at planned times, `concurrency` at most in flight."""
     rate: Positive | None = None
-    """Requests per second of `constant` and `poisson`."""
+    """Requests per second of `constant` and `poisson`; of the start of a `ramp`."""
+    to_rate: Positive | None = None
+    """Requests per second at the end of a `ramp`."""
     at_s: tuple[Seconds, ...] = ()
     """Start times of `schedule` in seconds, in order; slots take turns."""
 
