@@ -34,6 +34,7 @@ AGENT_MAY_SAY: Final = frozenset(
         "round_started",
         "round_committed",
         "round_voided",
+        "group_stopped",
         "anchor_judged",
         "agent_heartbeat",
         "session_started",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from campaign.clock import Clock
 from campaign.errors import CampaignError
-from campaign.fleet.again import continued, draw_of, root_of
+from campaign.fleet.again import continued, draw_of, next_name, root_of
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.reconcile import Reconciled, Scope
 from campaign.fleet.snapshot import SessionSnapshot, Snapshot
@@ -170,10 +170,10 @@ class Controller:
 
     async def _again(self, job: SessionJob, result: SessionResult) -> bool:
         """Plan what is left on another node, as a session of its own with its own anchors."""
-        draw = draw_of(job.plan.name) + 1
-        if draw > MAX_DRAWS or self._stopping:
+        if draw_of(job.plan.name) >= MAX_DRAWS or self._stopping:
             return False
-        rest = continued(job.plan, await self._budget.state(), f"{root_of(job.plan.name)}.draw{draw}")
+        state = await self._budget.state()
+        rest = continued(job.plan, state, next_name(root_of(job.plan.name), state))
         if rest is None:
             return True
         self._plan = replace(self._plan, sessions=(*self._plan.sessions, rest))

@@ -19,6 +19,7 @@ from campaign.errors import CampaignError, ProviderError
 from campaign.fleet.budget import BudgetPort, LeaseGrant
 from campaign.fleet.snapshot import SessionSnapshot
 from campaign.ledger.events import NewEvent
+from campaign.ledger.model import RunState
 from campaign.plan.model import SessionPlan
 from campaign.session.round import Progress
 from campaign.spec.models import Node
@@ -201,14 +202,16 @@ class Supervisor:
         return SessionResult(self._job.plan.name, "refused", grant.why, gate=grant.trip.gate)
 
     async def _measure(self, intent: LaunchIntent, handle: NodeHandle) -> SessionResult:
+        state, name = await self._budget.state(), self._job.plan.name
         job = AgentJob(
             intent=intent,
             plan=self._job.plan,
             spec_json=self._job.spec_json,
-            attempts=dict(self._job.attempts),
-            done=self._job.done,
+            # What the ledger says now, not what it said when the job was made: no attempt is numbered twice.
+            attempts={**self._job.attempts, **state.attempts(name)},
+            done=tuple(dict.fromkeys([*self._job.done, *state.done(name)])),
             overrides=self._job.overrides,
-            terms=await self._terms(intent.lease),
+            terms=_terms(state, name, intent.lease),
         )
         self._agent = await self._provider.run_agent(handle, job)
         if self._stop is not None:
@@ -234,23 +237,6 @@ class Supervisor:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
         return self._result(last)
-
-    async def _terms(self, lease: str) -> LeaseTerms | None:
-        held = (await self._budget.state()).leases[lease]
-        if held.usd_per_hour is None or held.worst_usd is None or held.deadline_utc_ns is None:
-            return None
-        return LeaseTerms(
-            lease=lease,
-            session=self._job.plan.name,
-            node=held.node,
-            provider=held.provider,
-            usd_per_hour_micro=held.usd_per_hour,
-            granularity_s=held.granularity_s,
-            billing_from_utc_ns=held.billing_from_utc_ns,
-            deadline_utc_ns=held.deadline_utc_ns,
-            worst_usd_micro=held.worst_usd,
-            teardown_reserve_usd_micro=held.teardown_reserve_usd or 0,
-        )
 
     def _result(self, last: NewEvent | None) -> SessionResult:
         name = self._job.plan.name
@@ -390,6 +376,25 @@ class Supervisor:
             deadline_utc_ns=grant.deadline_utc_ns,
             run_dir=self._job.run_dir,
         )
+
+
+def _terms(state: RunState, session: str, lease: str) -> LeaseTerms | None:
+    """The lease as it stands, or None where its price, worst case or deadline is not known."""
+    held = state.leases[lease]
+    if held.usd_per_hour is None or held.worst_usd is None or held.deadline_utc_ns is None:
+        return None
+    return LeaseTerms(
+        lease=lease,
+        session=session,
+        node=held.node,
+        provider=held.provider,
+        usd_per_hour_micro=held.usd_per_hour,
+        granularity_s=held.granularity_s,
+        billing_from_utc_ns=held.billing_from_utc_ns,
+        deadline_utc_ns=held.deadline_utc_ns,
+        worst_usd_micro=held.worst_usd,
+        teardown_reserve_usd_micro=held.teardown_reserve_usd or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,7 +341,9 @@ def _round(state: RunState, event: Event, new: RoundState) -> tuple[RunState, Ro
     session, id_ = event.session or "?", event.payload["round_id"]
     attempt = event.payload["attempt"] or 0
     known = state.rounds.get((session, id_))
-    state = replace(state, attempt_states=_put(state.attempt_states, {(session, id_, attempt): new}))
+    if state.attempt_states.get((session, id_, attempt)) != "committed":
+        # What is committed stays: a word that comes later, under the same number, takes no rows away.
+        state = replace(state, attempt_states=_put(state.attempt_states, {(session, id_, attempt): new}))
     at = state.sessions.get(session)
     if at is not None:
         open_round = (session, id_, attempt) if new == "begun" else None

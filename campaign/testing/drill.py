@@ -26,6 +26,7 @@ from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
 from campaign.ledger.state import RunState, fold
 from campaign.money import MicroUsd, micro
+from campaign.plan import codec
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import CampaignPlan
@@ -172,7 +173,9 @@ class World:
         self.store: dict[str, int] = {}
         self.journals: dict[str, list[NewEvent]] = {}
         self.healed = False
-        self.next_plan: CampaignPlan | None = None
+        self.next_plan: tuple[CampaignPlan, str] | None = None
+        """The plan written beside the one in force, and its hash."""
+        self.process = Process(None)
 
     # --- faults
 
@@ -200,7 +203,7 @@ class World:
         for life in range(MAX_LIVES):
             mortal = self.crashing and life < MAX_LIVES - 1 and self.rng.random() < 0.7
             process = Process(self.rng.randint(1, 250) if mortal else None)
-            self.db.process = process
+            self.db.process = self.process = process
             try:
                 ending = await self._life(process, first=life == 0)
             except Crash:
@@ -210,7 +213,7 @@ class World:
             if ending.exit_code in {0, 2, 3} or self.rng.random() < 0.5:
                 break
             await self.clock.sleep(self.rng.choice([60.0, 600.0]))
-        self.db.process = None
+        self.db.process, self.process = None, Process(None)
         self.out.ending = f"{ending.exit_code} {ending.reason}" if ending else "never ended"
         self._check_at_end(ending)
         await self._heal()
@@ -253,14 +256,16 @@ class World:
                 await budget.observe(journal)
             await Reconciler(budget, {"sky": provider}, self._scope(), self.clock).run()
             await budget.record(*_superseded(await budget.state()))
-            named = (await budget.state()).sessions
-            if self.next_plan is not None and {s.name for s in self.next_plan.sessions} - {"s1", "s2"} <= set(
-                named
-            ):
+            if self.next_plan is not None and self.next_plan[1] == (await budget.state()).plan_sha256:
                 self.commit()
             rest = rest_of(self.plan, await budget.state(), frozenset())
-            self.plan, sessions = rest.plan, rest.sessions
-            opening += rest.added
+            sessions = rest.sessions
+            if rest.added:
+                digest = self.begin(rest.plan)
+                await budget.record(
+                    *(replace(e, payload={**e.payload, "plan_sha256": digest}) for e in rest.added)
+                )
+                self.commit()
         started = NewEvent("controller_started", {"pid": 1, "host": "sim", "mode": "inline"})
         await budget.record(*opening, started)
         jobs = [
@@ -277,13 +282,17 @@ class World:
 
     def begin(self, plan: CampaignPlan) -> str:
         """The plan as the controller grows it."""
-        self.next_plan = plan
-        return "0" * 64
+        self.process.cross()
+        self.next_plan = plan, codec.plan_hash(plan)
+        self.process.cross()
+        return self.next_plan[1]
 
     def commit(self) -> None:
         """The ledger has named it."""
+        self.process.cross()
         if self.next_plan is not None:
-            self.plan = self.next_plan
+            self.plan, self.next_plan = self.next_plan[0], None
+        self.process.cross()
 
     def _provider(self, step: Callable[[str], None]) -> SimulatedProvider:
         return SimulatedProvider(
@@ -393,11 +402,7 @@ class World:
             session = source.removeprefix("agent:").rpartition(".")[0]
             for event in journal:
                 key = (session, event.payload.get("round_id", ""), event.payload.get("attempt", 0))
-                if (
-                    event.type == "round_committed"
-                    and state.attempt_states.get(key) != "committed"
-                    and not self.out.crashes
-                ):
+                if event.type == "round_committed" and state.attempt_states.get(key) != "committed":
                     self._problem("rows_lost", f"{key} was brought and not merged")
 
     def _problem(self, what: str, text: str) -> None:
