@@ -24,6 +24,7 @@ from campaign.fleet.cluster import Cluster
 from campaign.fleet.create import read_prompts
 from campaign.fleet.node_budget import NodeBudget
 from campaign.fleet.parts import engine_cores, inline_ports, ray_ports
+from campaign.fleet.shipper import shipping
 from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.ledger.events import NewEvent
 from campaign.plan import codec
@@ -143,11 +144,12 @@ def main(folder: Path) -> int:
     spec = parse_canonical((folder / "run" / "canonical.json").read_bytes())
     clock = SystemClock()
     try:
-        if spec.ray.mode == "inline":
-            asyncio.run(work(folder, order, spec, inline_ports(), clock))
-        else:
-            with Cluster():
-                asyncio.run(work(folder, order, spec, ray_ports(), clock))
+        with shipping(folder, spec.store):
+            if spec.ray.mode == "inline":
+                asyncio.run(work(folder, order, spec, inline_ports(), clock))
+            else:
+                with Cluster():
+                    asyncio.run(work(folder, order, spec, ray_ports(), clock))
     except CampaignError as error:
         print(f"node_agent: {error}", file=sys.stderr)  # agent.log
         return error.exit_code

@@ -58,6 +58,8 @@ class SessionJob:
     done: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     wait_for_capacity_s: float = 0.0
+    stored: bool = False
+    """Rows come through an object store: what a node that is gone had shipped can still be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,7 @@ class Supervisor:
         )
         unwritten = await self._write(lambda: self._budget.mark_phase(grant.lease, "teardown"))
         unwritten = await self._write(lambda: self._budget.record(asked)) or unwritten
-        if self._agent is not None and self._gone is None:
+        if self._agent is not None and (self._gone is None or self._job.stored):
             result = await self._fetch(handle, result)
         proof = await take_down(self._provider, handle, self._clock)
         if not proof.gone:

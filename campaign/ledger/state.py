@@ -6,7 +6,9 @@ never make a ledger unreadable: the last word counts, and what cannot be read co
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields
+from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from campaign.errors import LedgerError
@@ -45,8 +47,21 @@ __all__ = [
 ]
 
 
+_T = TypeVar("_T")
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+
+
+@cache
+def _shape(kind: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(kind))
+    return names, attrgetter(*names)
+
+
+def replace(value: _T, **changes: Any) -> _T:
+    """As `dataclasses.replace`, several times quicker: folding a long ledger is mostly this."""
+    names, get = _shape(type(value))
+    return type(value)(**dict(zip(names, get(value), strict=True)) | changes)
 
 
 class _Owned(dict[_K, _V]):

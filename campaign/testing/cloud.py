@@ -66,6 +66,10 @@ class SimNode:
     journal: list[NewEvent] = field(default_factory=list)
     disk: dict[str, int] = field(default_factory=dict)
     """Path -> rows, of sealed files."""
+    read: int = 0
+    """Events of the journal that were brought."""
+    tried: bool = False
+    """Somebody tried to read it since, and could not."""
     stop: tuple[str, str | None] | None = None
     agent: asyncio.Task[None] | None = None
     watcher: asyncio.Task[None] | None = None
@@ -86,6 +90,8 @@ class SimCloud:
     nodes: dict[str, SimNode] = field(default_factory=dict)
     fired: list[str] = field(default_factory=list)
     """Faults that happened, in order."""
+    unread: dict[str, list[str]] = field(default_factory=dict)
+    """Node -> rounds that were committed there and that nobody tried to bring before taking it down."""
     reachable: bool = True
     """Whether the provider's own interface answers at all."""
 
@@ -111,6 +117,15 @@ class SimCloud:
             for task in (node.agent, node.watcher):
                 if task is not None and task is not asyncio.current_task():
                     task.cancel()
+
+    def down(self, node: SimNode) -> None:
+        """Somebody asks for its end: what lies on it unread is lost."""
+        left = [e.payload["round_id"] for e in node.journal[node.read :] if e.type == "round_committed"]
+        if left and not node.tried and node.ended_utc_ns is None:
+            self.unread[node.name] = left
+        node.tried = (
+            True  # the first word counts: what it does while `down` is repeated cannot all be brought
+        )
 
     def cost(self, node: SimNode) -> MicroUsd:
         """What the cloud really charges for it so far."""
@@ -369,6 +384,8 @@ class SimulatedProvider:
             or node.ended_utc_ns is not None
             or node.unreachable
         ):
+            if node is not None:
+                node.tried = True
             raise ProviderError("unreachable", "the node cannot be read")
         self.bring(node)
         return list(node.journal)
@@ -376,6 +393,7 @@ class SimulatedProvider:
     def bring(self, node: SimNode) -> None:
         """Copy what is sealed on the node, and its journal."""
         self.store.update(node.disk)
+        node.read, node.tried = len(node.journal), False
         if node.journal:
             self.journals[node.journal[0].source] = list(node.journal)
 
@@ -383,6 +401,8 @@ class SimulatedProvider:
         self.step("down")
         fault = self.cloud.fault("down")
         node = self.cloud.nodes.get(handle.node_id)
+        if node is not None:
+            self.cloud.down(node)
         if fault == "error" or (node is not None and node.unreachable):
             raise ProviderError("unreachable", "down failed")
         await self.cloud.clock.sleep(5.0)

@@ -114,6 +114,8 @@ class Outcome:
     duplicated: int = 0
     unreachable: int = 0
     finished: bool = False
+    resumed: bool = False
+    """To its end, after everything answered again."""
     ending: str = ""
     spent_micro: int = 0
     problems: list[str] = field(default_factory=list)
@@ -202,7 +204,7 @@ class World:
         ending: Ending | None = None
         for life in range(MAX_LIVES):
             mortal = self.crashing and life < MAX_LIVES - 1 and self.rng.random() < 0.7
-            process = Process(self.rng.randint(1, 250) if mortal else None)
+            process = Process(int(10 ** self.rng.uniform(0, 2.3)) if mortal else None)
             self.db.process = self.process = process
             try:
                 ending = await self._life(process, first=life == 0)
@@ -217,6 +219,7 @@ class World:
         self.out.ending = f"{ending.exit_code} {ending.reason}" if ending else "never ended"
         self._check_at_end(ending)
         await self._heal()
+        await self._resume_to_the_end()
         await self.cloud.close()
         self.out.faults = len(self.cloud.fired) + self.out.crashes
         self.out.nodes = len(self.cloud.nodes)
@@ -368,6 +371,27 @@ class World:
         if billed < spent:
             self._problem("over_cap", f"the ledger says {billed}, the cloud bills {spent}")
 
+    async def _resume_to_the_end(self) -> None:
+        """With nothing failing any more, resume commits what an unbroken run commits, or the cap refuses it."""
+        if (await self._state()).created is None or self.rng.random() < 0.5:
+            return
+        for _ in range(MAX_LIVES):
+            before = len((await self._state()).sessions)
+            ending = await self._life(Process(None), first=False)
+            state = await self._state()
+            self._rows(state)
+            if ending.exit_code == 0:
+                self.out.resumed = True
+                self._same_verdicts(state)
+            if ending.exit_code in {0, 3}:
+                return
+            if len(state.sessions) == before and not ending.results:
+                break
+        self._problem("rows_lost", f"resume cannot finish: {ending.exit_code} {ending.reason}")
+
+    async def _state(self) -> RunState:
+        return await BudgetController(Ledger.over(self.db, self.clock), self.clock, self.spec).state()
+
     def _node_of(self, lease: str) -> str:
         return next((n.name for n in self.cloud.nodes.values() if n.lease == lease), "")
 
@@ -394,7 +418,10 @@ class World:
             self._problem("duplicated", f"round {twice} was committed on two nodes")
 
     def _rows(self, state: RunState) -> None:
-        """Rows of every commit are here, once; what was brought is in the ledger."""
+        """Rows of every commit are here, once; what was brought is in the ledger; nothing was ended unread."""
+        for node, rounds in self.cloud.unread.items():
+            self._problem("rows_lost", f"{node} was taken down with {rounds} unread, and nobody had tried")
+        self.cloud.unread.clear()
         for path, file in state.files.items():
             if self.store.get(path) != file.rows:
                 self._problem("rows_lost", f"{path} is committed, its rows are not here")
@@ -455,6 +482,7 @@ class Totals:
     unreachable: int = 0
     crashes: int = 0
     finished: int = 0
+    resumed: int = 0
     bad: list[Outcome] = field(default_factory=list)
 
     def add(self, out: Outcome) -> None:
@@ -472,6 +500,7 @@ class Totals:
         ):
             setattr(self, name, getattr(self, name) + getattr(out, name))
         self.finished += out.finished
+        self.resumed += out.resumed
         if out.bad:
             self.bad.append(out)
 
@@ -511,7 +540,7 @@ def main(argv: list[str]) -> int:
         print(f"seed {out.seed}: {'; '.join(out.problems)}")  # this is its output
     print(
         f"simulated; seeds {first} to {first + count - 1}; {totals.crashes} of the faults are controllers that "
-        f"died; {totals.finished} campaigns ran to their end"
+        f"died; {totals.finished} campaigns ran to their end, {totals.resumed} were resumed to it after all was healed"
     )
     print(totals.line())
     return 1 if totals.bad else 0
