@@ -95,6 +95,7 @@ class StoredRun:
         self._inner, self._clock = inner, clock
         self._follow = follower(objects, run_dir, lease)
         self._local = agent_journal.journal_path(run_dir, lease)
+        self._session = lease.rpartition(".")[0]
         self._killed = False
 
     async def events(self) -> AsyncIterator[NewEvent]:
@@ -116,7 +117,7 @@ class StoredRun:
             found, offset = agent_journal.follow(self._local, offset)
             for event in found:
                 yield event
-                if event.type == "session_finished":
+                if event.type == "session_finished" and event.session == self._session:
                     return
             if not more:
                 await self._clock.sleep(POLL_S)
@@ -127,6 +128,13 @@ class StoredRun:
     async def kill(self) -> None:
         self._killed = True
         await self._inner.kill()
+
+    async def add(self, data: bytes) -> None:
+        """Send an addition for a session that is held. Raises ProviderError."""
+        add = getattr(self._inner, "add", None)
+        if add is None:
+            raise ProviderError("refused", "nothing can be added on this node")
+        await add(data)
 
     async def extend(self, deadline_utc_ns: int, worst_usd_micro: int) -> None:
         """Tell the node of an extension the controller has admitted. Raises ProviderError."""

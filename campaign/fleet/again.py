@@ -68,7 +68,8 @@ def rest_of(plan: CampaignPlan, state: RunState, stays: frozenset[str]) -> Rest:
     """
     latest: dict[str, SessionPlan] = {}
     for session in plan.sessions:
-        latest[root_of(session.name)] = session
+        if not session.exploratory:  # added on a node that was held: it went with its node
+            latest[root_of(session.name)] = session
     sessions, added, events = [], [], []
     for root, session in latest.items():
         done = set(state.done(session.name))

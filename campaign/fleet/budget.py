@@ -39,6 +39,7 @@ AGENT_MAY_SAY: Final = frozenset(
         "agent_heartbeat",
         "session_started",
         "session_finished",
+        "session_held",
         "gate_tripped",
     }
 )

@@ -95,6 +95,13 @@ class Supervisor:
         if self._agent is not None:
             await self._agent.stop(why, gate)
 
+    async def add(self, data: bytes) -> None:
+        """Run an addition while the session is held. Raises ProviderError where that cannot be."""
+        add = getattr(self._agent, "add", None)
+        if self._stop is not None or self._gone is not None or add is None:
+            raise ProviderError("refused", "nothing can be added to this session any more")
+        await add(data)
+
     def snapshot(self) -> SessionSnapshot:
         """How far it is."""
         progress = getattr(self._agent, "progress", None) or Progress()
@@ -226,9 +233,12 @@ class Supervisor:
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
-                last = event if event.type == "session_finished" else last
+                mine = event.session == self._job.plan.name
+                last = event if mine and event.type == "session_finished" else last
                 for trip in await self._budget.observe([event]):
-                    await self._tripped(trip)
+                    # What was added to a held session may trip a gate of its own; the agent ends that alone.
+                    if trip.session in {None, self._job.plan.name}:
+                        await self._tripped(trip)
         except ProviderError:
             if self._gone is None and await self._provider.observe(handle) in {"gone", "preempted"}:
                 self._gone = "the node was taken away"
@@ -362,7 +372,8 @@ class Supervisor:
                 )
             return result
         last = events[-1] if events else None
-        if result.ending == "failed" and last is not None and last.type == "session_finished":
+        ours = last is not None and last.session == self._job.plan.name
+        if result.ending == "failed" and last is not None and ours and last.type == "session_finished":
             return self._result(last)  # the line was cut; the agent had gone on to its end
         return result
 

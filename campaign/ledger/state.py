@@ -315,7 +315,9 @@ def _phase_started(state: RunState, event: Event) -> RunState:
     if lease is None or p["phase"] not in PHASES or type(p["at_utc_ns"]) is not int:
         return state
     session = state.sessions.get(event.session or "")
-    mark = PhaseMark(p["phase"], p["at_utc_ns"], p.get("group"), session.open_round if session else None)
+    mark = PhaseMark(
+        p["phase"], p["at_utc_ns"], p.get("group"), session.open_round if session else None, event.session
+    )
     return _with_lease(state, replace(lease, marks=(*lease.marks, mark)))
 
 
@@ -331,15 +333,27 @@ def _session_started(state: RunState, event: Event) -> RunState:
     )
 
 
+def _session_held(state: RunState, event: Event) -> RunState:
+    name, until = event.session or "?", event.payload["until_utc_ns"]
+    session = state.sessions.get(name) or Session(name, "planned")
+    return _with_session(state, replace(session, held_until_utc_ns=until if type(until) is int else None))
+
+
 def _session_finished(state: RunState, event: Event) -> RunState:
     name = event.session or "?"
     session = state.sessions.get(name) or Session(name, "planned")
     lease = state.leases.get(session.lease or "")
-    if lease is not None and lease.agent_ended_at_utc_ns is None:
+    if lease is not None and lease.session in {None, name} and lease.agent_ended_at_utc_ns is None:
         state = _with_lease(state, replace(lease, agent_ended_at_utc_ns=event.utc_ns))
     return _with_session(
         state,
-        replace(session, state=str(event.payload["state"]), reason=event.payload["reason"], open_round=None),
+        replace(
+            session,
+            state=str(event.payload["state"]),
+            reason=event.payload["reason"],
+            open_round=None,
+            held_until_utc_ns=None,
+        ),
     )
 
 
@@ -539,6 +553,7 @@ _HANDLERS: Final[Mapping[str, Callable[[RunState, Event], RunState]]] = {
     "agent_heartbeat": _agent_heartbeat,
     "session_started": _session_started,
     "session_finished": _session_finished,
+    "session_held": _session_held,
     "gate_tripped": _gate_tripped,
     "gate_overridden": _gate_overridden,
     "stop_asked": _stop_asked,

@@ -113,7 +113,8 @@ class S3Objects:
         return True
 
     def _list(self, prefix: str) -> list[str]:
-        start, found, more = f"{self._where}/", [], {}
+        start, found = f"{self._where}/", list[str]()
+        more: dict[str, str] = {}
         while True:
             try:
                 page = self._call("list_objects_v2", Prefix=start + prefix, MaxKeys=PAGE, **more)

@@ -79,7 +79,13 @@ class Shipper:
         files = list(self._new_files())
         if not (tails or gone or files or final):
             return False
-        commit = {"n": self.number + 1, "tails": tails, "files": files, "gone": gone, "final": final}
+        commit: dict[str, Any] = {
+            "n": self.number + 1,
+            "tails": tails,
+            "files": files,
+            "gone": gone,
+            "final": final,
+        }
         self._spool.put(log_key(commit["n"]), json.dumps(commit, sort_keys=True).encode())
         self._learn(commit)
         return True

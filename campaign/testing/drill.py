@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from campaign.budget.machine import Limits, limits
+from campaign.fleet.additions import Request
 from campaign.fleet.again import rest_of, root_of
 from campaign.fleet.budget import BudgetController
 from campaign.fleet.controller import Controller, Ending
@@ -30,6 +31,7 @@ from campaign.plan import codec
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import CampaignPlan
+from campaign.session.added import Added
 from campaign.spec.load import load
 from campaign.spec.models import Spec
 from campaign.store.layout import RunDir
@@ -114,6 +116,8 @@ class Outcome:
     duplicated: int = 0
     unreachable: int = 0
     finished: bool = False
+    added: int = 0
+    """Additions that a held node took."""
     resumed: bool = False
     """To its end, after everything answered again."""
     ending: str = ""
@@ -126,8 +130,11 @@ class Outcome:
         return bool(self.problems)
 
 
-@lru_cache(maxsize=1)
-def _template(path: str | None = None) -> tuple[Spec, CampaignPlan, str]:
+HOLD_S = 400.0
+
+
+@lru_cache(maxsize=2)
+def _template(path: str | None = None, hold_s: float = 0.0) -> tuple[Spec, CampaignPlan, str]:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +142,11 @@ def _template(path: str | None = None) -> tuple[Spec, CampaignPlan, str]:
         if path is None:
             file.write_text(SPEC, encoding="utf-8")
         loaded = load(file, ())
-    return loaded.spec, build(loaded.spec, declared_prices(loaded.spec)), loaded.canonical.decode()
+    return (
+        loaded.spec,
+        build(loaded.spec, declared_prices(loaded.spec), hold_s=hold_s),
+        loaded.canonical.decode(),
+    )
 
 
 class World:
@@ -145,7 +156,10 @@ class World:
         self.rng = Random(seed)  # noqa: S311  # reproducible, not secret
         self.out = Outcome(seed)
         self.clock = VirtualClock(idle_turns=10)
-        spec, plan, self.canonical = _template()
+        # Apart from the faults: a seed that once found something finds it again.
+        self.wishes = Random(f"{seed} is held")  # noqa: S311  # reproducible, not secret
+        holds = self.wishes.random() < 0.3
+        spec, plan, self.canonical = _template(None, HOLD_S if holds else 0.0)
         rng = self.rng
         worst = sum(s.usd_worst for s in plan.sessions)
         self.cap = (
@@ -178,6 +192,7 @@ class World:
         self.next_plan: tuple[CampaignPlan, str] | None = None
         """The plan written beside the one in force, and its hash."""
         self.process = Process(None)
+        self.asked = 0
 
     # --- faults
 
@@ -280,7 +295,7 @@ class World:
         ]  # fmt: skip
         return Controller(
             RunDir(Path("/nonexistent/drill")), self.plan, jobs, budget, pool, self.clock,
-            scope=self._scope(), plan_file=self, poll_s=POLL_S,
+            scope=self._scope(), plan_file=self, poll_s=POLL_S, inbox=self,
         )  # fmt: skip
 
     def begin(self, plan: CampaignPlan) -> str:
@@ -296,6 +311,21 @@ class World:
         if self.next_plan is not None:
             self.plan, self.next_plan = self.next_plan[0], None
         self.process.cross()
+
+    def take(self) -> list[Request]:
+        """`campaign add`, at some moment; mostly while a node is held."""
+        held = any(n.held_until_utc_ns > self.clock.utc_ns() for n in self.cloud.nodes.values())
+        if self.healed or self.wishes.random() > (0.2 if held else 0.005):
+            return []
+        self.process.cross()
+        _, plan, _ = _template()
+        self.asked += 1
+        return [Request(f"{self.asked}", Added(plan.sessions[1], self.spec, {}), "more.yaml", "0" * 64)]
+
+    def answer(self, id_: str, session: str | None, error: str | None) -> None:  # noqa: ARG002  # contract
+        """Its controller's answer."""
+        self.process.cross()
+        self.out.added += error is None
 
     def _provider(self, step: Callable[[str], None]) -> SimulatedProvider:
         return SimulatedProvider(
@@ -410,7 +440,7 @@ class World:
         got = [
             (root_of(s), r)
             for (s, r), x in state.rounds.items()
-            if x.state == "committed" and "anchor" not in r
+            if x.state == "committed" and "anchor" not in r and ".add" not in s
         ]
         if set(got) != planned:
             self._problem("rows_lost", f"rounds {sorted(planned ^ set(got))} differ from an unbroken run")
@@ -426,9 +456,12 @@ class World:
             if self.store.get(path) != file.rows:
                 self._problem("rows_lost", f"{path} is committed, its rows are not here")
         for source, journal in self.journals.items():
-            session = source.removeprefix("agent:").rpartition(".")[0]
             for event in journal:
-                key = (session, event.payload.get("round_id", ""), event.payload.get("attempt", 0))
+                key = (
+                    event.session or source,
+                    event.payload.get("round_id", ""),
+                    event.payload.get("attempt", 0),
+                )
                 if event.type == "round_committed" and state.attempt_states.get(key) != "committed":
                     self._problem("rows_lost", f"{key} was brought and not merged")
 
@@ -483,6 +516,7 @@ class Totals:
     crashes: int = 0
     finished: int = 0
     resumed: int = 0
+    added: int = 0
     bad: list[Outcome] = field(default_factory=list)
 
     def add(self, out: Outcome) -> None:
@@ -501,6 +535,7 @@ class Totals:
             setattr(self, name, getattr(self, name) + getattr(out, name))
         self.finished += out.finished
         self.resumed += out.resumed
+        self.added += out.added
         if out.bad:
             self.bad.append(out)
 
@@ -540,7 +575,8 @@ def main(argv: list[str]) -> int:
         print(f"seed {out.seed}: {'; '.join(out.problems)}")  # this is its output
     print(
         f"simulated; seeds {first} to {first + count - 1}; {totals.crashes} of the faults are controllers that "
-        f"died; {totals.finished} campaigns ran to their end, {totals.resumed} were resumed to it after all was healed"
+        f"died; {totals.finished} campaigns ran to their end, {totals.resumed} were resumed to it after all was healed; "
+        f"{totals.added} additions ran on held nodes"
     )
     print(totals.line())
     return 1 if totals.bad else 0
