@@ -3,7 +3,7 @@
 import pytest
 from e2e_support import INLINE, Campaign, spec_argv, state_of, wait_for
 
-pytestmark = [pytest.mark.engine, pytest.mark.e2e]
+pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_arms_are_added_to_a_node_that_is_held(campaign: Campaign) -> None:
@@ -64,8 +64,6 @@ def test_arms_are_added_to_a_node_that_is_held(campaign: Campaign) -> None:
     by_session = {(v["session"], v["pair"]): v for v in report["verdicts"] if v["primary"]}
     assert "exploratory" in by_session["main.add1", "more"]["reasons"]
     assert all("exploratory" not in v["reasons"] for (s, _), v in by_session.items() if s == "main")
-    shown = campaign.run("report")
-    assert "exploratory" in shown.stdout
 
     # Resume has nothing left to do: what was added is not taken up again elsewhere.
     again = campaign.run("resume", run.dir.name)
