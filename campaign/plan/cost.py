@@ -213,15 +213,16 @@ def lease(
     max_hours: float,
     gates: Gates,
     tokens_usd: MicroUsd = NOTHING,
+    hold_s: float = 0.0,
 ) -> Lease:
-    """Price a session whose groups take `work_s`.
+    """Price a session whose groups take `work_s` and whose node is kept for `hold_s` more.
 
     The worst case is the lease to its deadline with the dead-man's granularity, and the teardown reserve
     beside it, each billed by whole units.
     """
-    wanted = setup_s + work_s
+    wanted = setup_s + work_s + hold_s
     margin = gates.boot_timeout.total_seconds() + gates.request_timeout.total_seconds()
-    length = min(max_hours * 3600, float(math.ceil(wanted * SAFETY + margin)))
+    length = min(max_hours * 3600, float(math.ceil((setup_s + work_s) * SAFETY + margin + hold_s)))
     held = min(wanted, length)
     expected = billed(price, held + TEARDOWN_SHARE * price.teardown_s)
     worst = billed(price, length + price.dead_man_s) + billed(price, price.teardown_s)

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, Literal, Protocol, TypeVar
 
 from campaign.budget.machine import Limits, Trip, errors_trip, limits, void_share_trip
+from campaign.budget.rules import finite, telemetry_trip
 from campaign.client.base import Job, Outcome
 from campaign.clock import Clock
 from campaign.engines.api import TRIES, backoff_s, retry_after_s, tokens_usd_micro
@@ -557,10 +558,13 @@ class RoundRunner:
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
         servers = {arm: await self._unchanged(arm) for arm in self._writers}
-        telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
         grown = {
             arm: growth(before, await self._scraped(self._boots[arm])) for arm, before in self._before.items()
         }
+        read = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
+        telemetry = {name: finite(value) for name, value in read.items()}
+        slow = telemetry_trip(telemetry, self._ctx.limits, self._ctx.who.session)
+        self._gate(slow and replace(slow, detail=f"{self._round.id}: {slow.detail}"))
         cells = [
             {
                 "cell": self._boots[arm].cell,

@@ -339,6 +339,10 @@ class Gates(Strict):
     """Share of void rows in a cell above which the cell is void."""
     require_telemetry: tuple[Text, ...] = ()
     """Readings that must be there, e.g. gpu_w; probed before weights load."""
+    max_throttled: Fraction | None = None
+    """Share of a round in which a GPU was slowed by heat, power brake or hardware; above it the session stops."""
+    min_sm_mhz: Count | None = None
+    """Mean SM clock of a GPU over a round; below it the session stops."""
 
 
 class FailOn(Strict):

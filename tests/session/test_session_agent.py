@@ -19,6 +19,7 @@ from campaign.ledger.agent import read as read_journal
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import GroupPlan, RoundPlan, SessionPlan
+from campaign.session.added import Added
 from campaign.session.agent import SessionAgent
 from campaign.session.ports import Command, Ports
 from campaign.session.request import Identity
@@ -139,8 +140,11 @@ class Telemetry:
     async def start(self, path: str) -> dict[str, Any]:
         return {"host": "h"}
 
+    def __init__(self, reads: Mapping[str, float | None] = {"cpu_load": 1.0}) -> None:
+        self.reads = dict(reads)
+
     async def window(self, start_ns: int, end_ns: int) -> dict[str, float | None]:
-        return {"cpu_load": 1.0}
+        return self.reads
 
     async def close(self) -> None: ...
 
@@ -148,9 +152,13 @@ class Telemetry:
 @dataclass
 class Control:
     command: Command | None = None
+    more: list[bytes] = field(default_factory=list)
 
     async def poll(self) -> Command | None:
         return self.command
+
+    async def added(self) -> bytes | None:
+        return self.more.pop(0) if self.more else None
 
 
 @dataclass
@@ -181,17 +189,19 @@ def rig(
     attempts: Mapping[str, int] = {},
     done: frozenset[str] = frozenset(),
     keep: Callable[[GroupPlan], bool] = lambda _: True,
+    reads: Mapping[str, float | None] = {"cpu_load": 1.0},
+    hold_s: float = 0.0,
 ) -> Rig:
     clock = VirtualClock()
     loaded = load(ROOT / "experiments.yaml", (*SMALL, *sets))
     (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
-    plan = replace(plan, groups=tuple(g for g in plan.groups if keep(g)))
+    plan = replace(plan, groups=tuple(g for g in plan.groups if keep(g)), hold_s=hold_s)
     run_dir = RunDir(tmp_path)
     host, client, control, progress = Host(clock), Client(clock), Control(), Progress()
     ctx = SessionContext(
         who=Identity("run", "quickstart", "main", "main.1", "node-1", simulated=True),
         spec=loaded.spec, plan=plan, prompts=load_all(loaded, ROOT), run_dir=run_dir,
-        ports=Ports(host, client, Telemetry()), store=FolderStore(run_dir),
+        ports=Ports(host, client, Telemetry(reads)), store=FolderStore(run_dir),
         journal=AgentJournal(run_dir.journals / "main.jsonl", "agent:main", clock), clock=clock, cpus=(),
         progress=progress, disk=Inline(), stopping=asyncio.Event(), overrides=overrides,
     )  # fmt: skip
@@ -502,3 +512,96 @@ async def test_a_look_that_shows_nothing_goes_on_to_the_end(tmp_path: Path) -> N
     assert await it.agent.run() == "done"
     assert it.committed == all_rounds(it)
     assert it.events("group_stopped") == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "reads", "value"),
+    [
+        ("max_throttled=0.1", {"gpu0_throttle": 0.0, "gpu1_throttle": 0.4}, "0.4"),
+        ("max_throttled=0.1", {"gpu0_throttle": None}, "unknown"),
+        ("max_throttled=0.1", {"cpu_load": 1.0}, "unknown"),
+        ("max_throttled=0.1", {"gpu0_throttle": float("nan")}, "unknown"),
+        ("min_sm_mhz=1500", {"gpu0_sm_mhz": 1800.0, "gpu1_sm_mhz": 1200.0}, "1200"),
+        ("min_sm_mhz=1500", {}, "unknown"),
+    ],
+)
+async def test_throttled_or_slow_or_unread_gpus_trip(
+    tmp_path: Path, gate: str, reads: dict[str, float | None], value: str
+) -> None:
+    it = rig(tmp_path / "a", f"gates.{gate}", reads=reads)
+    assert await it.agent.run() == "tripped"
+    (trip,) = it.events("gate_tripped")
+    assert (trip.payload["gate"], trip.payload["value"]) == ("telemetry", value)
+    assert it.committed == []
+    again = rig(tmp_path / "b", f"gates.{gate}", reads=reads, overrides=frozenset({"telemetry"}))
+    assert await again.agent.run() == "done"
+
+
+async def test_gpus_within_their_limits_go_on(tmp_path: Path) -> None:
+    reads = {"gpu0_throttle": 0.1, "gpu0_sm_mhz": 1500.0}
+    it = rig(tmp_path, "gates.max_throttled=0.1", "gates.min_sm_mhz=1500", reads=reads)
+    assert await it.agent.run() == "done"
+
+
+def addition(name: str = "main.add1") -> bytes:
+    """The pair `aa` between anchors of its own, as `campaign add` sends it."""
+    loaded = load(
+        ROOT / "experiments.yaml", (*SMALL, "sessions.main.pairs=[aa]", "sessions.main.ladders=[]")
+    )
+    (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
+    return Added(plan, loaded.spec, load_all(loaded, ROOT)).named(name, "here").dump()
+
+
+async def test_a_held_session_runs_what_is_added_and_then_ends_well(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.control.more.append(addition())
+    assert await it.agent.run() == "done"
+    (held,) = it.events("session_held")
+    assert held.payload["until_utc_ns"] <= it.clock.utc_ns()
+    mine = [e for e in it.events() if e.session == "main.add1"]
+    assert mine[0].type == "session_started"
+    assert (mine[-1].type, mine[-1].payload["state"]) == ("session_finished", "done")
+    committed = [e.payload["round_id"] for e in mine if e.type == "round_committed"]
+    assert committed[0].startswith("anchor.first")
+    assert committed[-1].startswith("anchor.last")
+    assert any(r.startswith("pair.aa") for r in committed)
+    assert {e.payload["lease"] for e in mine if "lease" in e.payload} == {"main.1"}
+    assert it.events()[-1].session == "main"
+
+
+async def test_what_is_added_may_trip_without_ending_the_hold(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.client.fails = lambda job: "main.add" in job.request_id and "/measure/" in job.request_id
+    it.control.more += [addition(), addition("main.add2")]
+    assert await it.agent.run() == "done"
+    ends = [e.payload["state"] for e in it.events("session_finished")]
+    assert ends == ["tripped", "tripped", "done"]
+
+
+async def test_a_hold_ends_before_its_lease_and_silence_never_extends(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=10**6, lease_s=1200)
+    assert await it.agent.run() == "done"
+    assert it.clock.monotonic_ns() < 1200e9
+    assert it.events("gate_tripped") == []
+
+
+@pytest.mark.parametrize(("gate", "state"), [(None, "done"), ("cost", "tripped")])
+async def test_a_stop_ends_a_hold(tmp_path: Path, gate: str | None, state: str) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+
+    async def stop() -> None:
+        while not it.events("session_held"):
+            await it.clock.sleep(1.0)
+        it.control.command = Command(stop=True, why="enough", gate=gate)
+
+    task = asyncio.create_task(stop())
+    assert await it.agent.run() == state
+    await task
+    assert it.clock.monotonic_ns() < 1800e9
+
+
+async def test_an_addition_that_cannot_be_read_is_an_infrastructure_failure(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.control.more.append(b"{}")
+    assert await it.agent.run() == "failed"
+    assert it.events("session_finished")[0].payload["exit_code"] == 4
