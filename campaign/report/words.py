@@ -73,6 +73,8 @@ def reason(code: str) -> str:
     head, _, name = code.partition(":")
     if head == "stopped_early":
         return f"stopped early after round {name}"
+    if code == "exploratory":
+        return "exploratory: added while the run went on"
     if head == "gate_overridden":
         return f"gate {name} overridden"
     return REASON.get(code, code.replace("_", " "))
