@@ -169,7 +169,14 @@ def history(rng, comp, law, design, n):
         ]
     )
     blank = dict.fromkeys(METRICS, 0.0)
-    return Prior(blank, {"step_ms": found.sd}, blank, {"step_ms": found.df}, source="prior")
+    return Prior(
+        blank,
+        {"step_ms": found.sd},
+        blank,
+        {"step_ms": found.df},
+        boot_signed={"step_ms": found.signed},
+        boot_n={"step_ms": found.n},
+    )
 
 
 def verdict_rates(job):

@@ -396,7 +396,9 @@ def _round_committed(state: RunState, event: Event) -> RunState:
     state, round_ = _round(state, event, "committed")
     files = {f.path: f for cell in cells for f in cell.files}
     state = _with_round(state, replace(round_, state="committed", cells=cells, ended_at_utc_ns=event.utc_ns))
-    return replace(state, files=_put(state.files, files))
+    state = replace(state, files=_put(state.files, files))
+    stop = event.payload.get("group_stopped")
+    return state if stop is None else _stopped_early(state, event.session, stop)
 
 
 def _round_voided(state: RunState, event: Event) -> RunState:
@@ -456,10 +458,22 @@ def _anchor_judged(state: RunState, event: Event) -> RunState:
 
 
 def _group_stopped(state: RunState, event: Event) -> RunState:
-    key = event.session or "?", str(event.payload["group"])
+    return _stopped_early(state, event.session, event.payload)
+
+
+def _stopped_early(state: RunState, session: str | None, said: Mapping[str, Any]) -> RunState:
+    key = session or "?", str(said["group"])
     if key in state.stopped_early:
         return state
-    return replace(state, stopped_early=_put(state.stopped_early, {key: event.payload}))
+    return replace(state, stopped_early=_put(state.stopped_early, {key: said}))
+
+
+def _forecast_made(state: RunState, event: Event) -> RunState:
+    said = {"session": event.session, "at_utc_ns": event.utc_ns} | dict(event.payload)
+    # A session that was resumed may say it again; the first word counts.
+    if any((f["session"], f["group"]) == (said["session"], said["group"]) for f in state.forecasts):
+        return state
+    return replace(state, forecasts=(*state.forecasts, said))
 
 
 # --- gates
@@ -519,6 +533,7 @@ _HANDLERS: Final[Mapping[str, Callable[[RunState, Event], RunState]]] = {
     "round_superseded": _round_superseded,
     "anchor_judged": _anchor_judged,
     "group_stopped": _group_stopped,
+    "forecast_made": _forecast_made,
     "agent_heartbeat": _agent_heartbeat,
     "session_started": _session_started,
     "session_finished": _session_finished,

@@ -79,7 +79,7 @@ class GroupPlan:
     """All rounds of one pair, ladder or anchor at one concurrency."""
 
     name: str
-    """`anchor.first`, `anchor.between1`, `anchor.last`, `ladder.NAME`, `pair.NAME`, `pair.NAME@cN`."""
+    """`anchor.first`, `anchor.between1`, `anchor.last`, `ladder.NAME` (`@sN` a later stage), `pair.NAME`, `pair.NAME@cN`."""
     kind: GroupKind
     design: PlannedDesign
     why: str
@@ -95,6 +95,16 @@ class GroupPlan:
     """Steady or open loop; None for waves and concurrency 1."""
     looks: tuple[int, ...] = ()
     """Rounds after which the group may stop early; empty: it runs to its end."""
+    look_quads: tuple[int, ...] = ()
+    """The same inside rounds: whole quads (two slots on every arm), all rounds of the group counted together."""
+    forecast: tuple[str, ...] = ()
+    """A stage of a ladder: the arms that have not run before it. Their forecasts are written down first, and the
+    group and all stages after it are left out where none of them can win."""
+
+    @property
+    def ladder(self) -> str | None:
+        """The ladder that this is, or is a stage of."""
+        return self.name.removeprefix("ladder.").partition("@")[0] if self.kind == "ladder" else None
 
 
 @dataclass(frozen=True, slots=True)

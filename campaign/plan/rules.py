@@ -127,6 +127,10 @@ def shape_warnings(spec: Spec, session: SessionPlan, outlined: Outline) -> tuple
                 f"{draft.where}: n {workload.n} and boots {choice.boots} are both odd, so the order is not in "
                 "whole ABBA quads; make one of them even"
             )
+        if draft.look_quads and choice.design != "alternated":
+            found.append(
+                f"{draft.where}: look_quads are taken only where arms alternate; {choice.design} has no quads"
+            )
         if draft.looks and choice.design not in RESIDENT:
             found.append(
                 f"{draft.where}: looks are taken only where both arms are resident; {choice.design} runs whole"

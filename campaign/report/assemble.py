@@ -9,6 +9,7 @@ from typing import Any
 
 from campaign.analysis.conclude import Conclusions, conclude
 from campaign.analysis.drift import Past
+from campaign.analysis.looks import Stop
 from campaign.budget.spend import spend, spend_json
 from campaign.ledger.lock import holder
 from campaign.ledger.state import RunState
@@ -53,7 +54,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         overridden={s.name: _overridden(state, s.name) for s in plan.sessions},
         prior=known,
         past=_past_anchors(before, valid),
-        stopped={key: int(e["look"]) for key, e in state.stopped_early.items()},
+        stopped={key: Stop.of(e) for key, e in state.stopped_early.items()},
     )
     head = events[-1]
     return Report(
@@ -95,6 +96,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             declared=spec.statistics.boot_sd,
             prior=known,
             stopped=state.stopped_early,
+            forecasts=state.forecasts,
         ),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(
@@ -162,7 +164,7 @@ def _sources(
     for s in found.speculation:
         inputs = sum(
             r.session == s.session
-            and r.group == f"ladder.{s.ladder}"
+            and r.group.partition("@")[0] == f"ladder.{s.ladder}"
             and r.phase == "measure"
             and r.state == "ok"
             for r in valid

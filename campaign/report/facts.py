@@ -119,10 +119,12 @@ def ladders(spec: Spec, plan: CampaignPlan) -> dict[str, tuple[LadderRung, ...]]
     found: dict[str, tuple[LadderRung, ...]] = {}
     for session in plan.sessions:
         for group in session.groups:
-            name = group.name.removeprefix("ladder.")
-            if group.kind != "ladder" or name not in spec.ladders:
+            name = group.ladder
+            if name is None or name not in spec.ladders or name in found:
                 continue
-            base, *rungs = group.arms
+            # A ladder in stages has its rungs in several groups, in order.
+            stages = [g for g in session.groups if g.ladder == name]
+            base, *rungs = dict.fromkeys(arm for g in stages for arm in g.arms)
             values = spec.ladders[name].values
             found[name] = (
                 LadderRung(name, base, None),

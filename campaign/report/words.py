@@ -71,7 +71,9 @@ def reason(code: str) -> str:
     """A reason code as a few words; an unknown code as itself."""
     head, _, name = code.partition(":")
     if head == "stopped_early":
-        return f"stopped early after round {name}"
+        rounds, _, quads = name.partition("+")
+        within = f" and {quads.removesuffix('q')} quads" if quads else ""
+        return f"stopped early after round {rounds}{within}"
     if head == "gate_overridden":
         return f"gate {name} overridden"
     return REASON.get(code, code.replace("_", " "))

@@ -449,6 +449,12 @@ class Ladder(Strict):
     """Boots of each arm."""
     design: Design = "auto"
     """How arms share the node; auto lets the plan choose the strongest that fits."""
+    looks: tuple[Count, ...] = ()
+    """Rounds after which the ladder may stop early, once every comparison of it is decided; all arms must be resident."""
+    look_quads: tuple[Count, ...] = ()
+    """The same inside rounds: after so many whole A B B A quads (two prompts on every arm), all rounds counted together."""
+    staged: Flag = False
+    """Run rungs in stages, two first, then one at a time; stop where the forecast says that no deeper one can win."""
 
 
 class Pair(Strict):
@@ -478,6 +484,8 @@ class Pair(Strict):
     """How the two arms share the node."""
     looks: tuple[Count, ...] = ()
     """Rounds (boots of each arm) after which the pair may stop early; both arms must be resident. None: it runs whole."""
+    look_quads: tuple[Count, ...] = ()
+    """The same inside rounds: after so many whole A B B A quads (two prompts on both arms), all rounds counted together."""
 
 
 class Session(Strict):
