@@ -150,7 +150,7 @@ async def test_a_kill_inside_a_round_that_a_look_would_end_does_the_round_again(
 async def test_a_ladder_stops_only_when_all_of_its_comparisons_are_decided(tmp_path: Path) -> None:
     sets = (
         "ladders.depth.values=[3,5]", "ladders.depth.boots=6", "workloads.copy.n=8", "ladders.depth.looks=[3]",
-        "statistics.boot_sd.decode_tok_s=0.005", "ladders.depth.primary=decode_tok_s", "ladders.depth.margin=0.02",
+        "statistics.boot_sd.decode_tok_s=0.005", "ladders.depth.primary=decode_tok_s", "ladders.depth.margin=0.01",
     )  # fmt: skip
     clear = rig(tmp_path / "clear", *sets, keep=LADDER)
     clear.client.step_ms = steps({"depth=3": 1.5, "depth=5": 2.5})
@@ -164,7 +164,7 @@ async def test_a_ladder_stops_only_when_all_of_its_comparisons_are_decided(tmp_p
     assert beside.looks[0]["boots_saved"] == 9
 
     close = rig(tmp_path / "close", *sets, keep=LADDER)
-    close.client.step_ms = steps({"depth=3": 1.5, "depth=5": 1.53})
+    close.client.step_ms = steps({"depth=3": 1.5, "depth=5": 1.51})
     assert await close.agent.run() == "done"
     assert close.events("group_stopped") == []
     assert close.committed == all_rounds(close)
