@@ -1,6 +1,6 @@
 """Do the intervals hold what they promise? Seeded simulation of the verdicts of `campaign.analysis`.
 
-    python bench/calibration.py --json FILE [--reps 4000] [--widths 1500]
+    python bench/calibration.py --json FILE [--reps 6000] [--widths 1500]
 
 The promises first: false differences, coverage, equivalence, early stops, champions, drift and dollars, under the
 variance components of a real campaign with boot variance in the truth, and with serial correlation and heavy tails.
@@ -181,13 +181,13 @@ def history(rng, comp, law, design, n):
 
 def verdict_rates(job):
     """False differences, coverage and false equivalence of one design under one law."""
-    name, comp, law, design, n, k, reps, seed = job
+    name, comp, law, design, n, k, past_n, reps, seed = job
     rng = np.random.default_rng(seed)
     limit = math.log1p(0.02)
     false = covered = same = bare = 0
     for i in range(reps):
         if i % 10 == 0:
-            known = history(rng, comp, law, design, n)
+            known = history(rng, comp, law, design, past_n)
         boots = group(rng, comp, law, design, n, k)
         found = pool_for({"g": boots}, {"g": design}, "g", ("a", "b"))
         sd = boot_sd("step_ms", found, prior=known)
@@ -202,9 +202,10 @@ def verdict_rates(job):
         at_margin = Estimate(full.mean + limit, full.errors)
         same += at_margin.p_equivalent(limit) < 0.05
     return {
-        "metric": name, "law": law, "design": design, "n": n, "boots": k, "reps": reps,
+        "metric": name, "law": law, "design": design, "n": n, "boots": k, "past_n": past_n, "reps": reps,
         "false_different": false / reps, "false_different_upper": upper(false, reps),
         "false_different_boots_only": bare / reps, "coverage": covered / reps,
+        "coverage_bounds": [1 - upper(reps - covered, reps), upper(covered, reps)],
         "false_equivalent": same / reps, "false_equivalent_upper": upper(same, reps),
     }  # fmt: skip
 
@@ -229,7 +230,8 @@ def stop_rates(job):
         looks = list(range(2, len(units) + 1))
         hit = naive = False
         for i in looks:
-            booted = -(-i * per // (n // boots))
+            counts = [min(n // boots, max(0, i * per - k * (n // boots))) for k in range(boots)]
+            booted = sum(counts) ** 2 / sum(c * c for c in counts)
             seen = look(units[:i], looks=len(looks), boots=booted, boot_sd=prior_sd, limit=0.0)
             hit = hit or seen.why == "differs"
             if i >= 4:
@@ -358,13 +360,14 @@ def early_share(rng, comp, difference, best, reps):
 def promises(reps, seed, workers):
     """All of the above; every number is simulated."""
     jobs = [
-        (name, comp, law, design, n, 4, reps if law == "normal" else reps // 2, seed + i)
-        for i, (name, comp, law, design, n) in enumerate(
-            (name, comp, law, design, n)
+        (name, comp, law, design, n, 4, past_n or n, reps, seed + i)
+        for i, (name, comp, law, design, n, past_n) in enumerate(
+            (name, comp, law, design, n, past_n)
+            for past_n in (None, 8, 64)
             for name, comp in (("step_ms", STEP), ("decode_tok_s", RATE))
-            for law in LAWS
+            for law in (LAWS if past_n is None else LAWS[:2])
             for design in ("alternated", "blocks")
-            for n in (8, 16, 32)
+            for n in ((8, 16, 32) if past_n is None else (32 if past_n == 8 else 16,))
         )
     ]
     stops = [
@@ -388,14 +391,14 @@ def promises(reps, seed, workers):
 def show(found):
     """The tables of docs/STATISTICS.md."""
     print(
-        "| metric | noise | design | n | A/A different (upper) | these boots only | coverage | false equivalent |"
+        "| metric | noise | design | n | past n | A/A different (upper) | these boots only | coverage | false equivalent (upper) |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for r in found["verdicts"]:
         print(
-            f"| {r['metric']} | {r['law']} | {r['design']} | {r['n']} | {r['false_different']:.1%} "
+            f"| {r['metric']} | {r['law']} | {r['design']} | {r['n']} | {r['past_n']} | {r['false_different']:.1%} "
             f"({r['false_different_upper']:.1%}) | {r['false_different_boots_only']:.1%} | {r['coverage']:.1%} "
-            f"| {r['false_equivalent']:.1%} |"
+            f"| {r['false_equivalent']:.1%} ({r['false_equivalent_upper']:.1%}) |"
         )
     for r in found["stopping"]:
         print(
@@ -415,7 +418,7 @@ def show(found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", required=True)
-    parser.add_argument("--reps", type=int, default=4000)
+    parser.add_argument("--reps", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=20260701)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(

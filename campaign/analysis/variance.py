@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -131,21 +132,19 @@ def split(boots: Sequence[Boot], *, resident: bool) -> Split | None:
     An arm whose values never vary has no variance to pool and is left out.
     """
     arms = sorted({b.arm for b in boots})
-    kept = [b for b in boots if b.arm in {a for a in arms if varies(boots, a)}]
+    varying = {a for a in arms if varies(boots, a)}
+    kept = [b for b in boots if b.arm in varying]
     blocks = common_blocks(kept)
     n = len(blocks)
     if n < 2 or len(kept) < 2:
         return None
-    columns = [[float(b.arm == a) for b in kept] for a in arms]
-    if resident:
-        columns += [[float(b.round == r) for b in kept] for r in sorted({b.round for b in kept})]
-    design = np.array(columns).T
-    rank = int(np.linalg.matrix_rank(design))
+    labels = tuple((b.arm, b.round if resident else None) for b in kept)
+    rank, remove = _remover(labels)
     df = len(kept) - rank
     if df <= 0:
         return None
     y = np.array([[b.values[k] for k in blocks] for b in kept])
-    left = y - design @ (np.linalg.pinv(design) @ y)
+    left = y - remove @ y
     means = left.mean(axis=1)
     inner = left - means[:, None]
     return Split(
@@ -155,6 +154,16 @@ def split(boots: Sequence[Boot], *, resident: bool) -> Split | None:
         df_residual=df * (n - 1),
         n=n,
     )
+
+
+@lru_cache(maxsize=256)
+def _remover(labels: tuple[tuple[str, int | None], ...]) -> tuple[int, np.ndarray]:
+    """Rank and projector of what is taken out of boots: means of their arms, and of their rounds where given."""
+    arms, rounds = sorted({a for a, _ in labels}), sorted({r for _, r in labels if r is not None})
+    columns = [[float(a == arm) for a, _ in labels] for arm in arms]
+    columns += [[float(r == round_) for _, r in labels] for round_ in rounds]
+    design = np.array(columns).T
+    return int(np.linalg.matrix_rank(design)), design @ np.linalg.pinv(design)
 
 
 def pool(splits: Iterable[Split]) -> BootVariance | None:
