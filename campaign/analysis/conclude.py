@@ -152,7 +152,7 @@ def _always_valid(about: _Session, comparison: Comparison, group: GroupPlan, fou
     def seen_at(level: float) -> Look:
         return take(
             about.rows.get(group.name, ()), group, comparison, stop.rounds, quads_more=stop.quads, level=level,
-            declared=about.declared, prior=None,
+            declared=about.declared, prior=about.prior,
         )  # fmt: skip
 
     def said_of(seen: Look) -> tuple[bool, bool, VerdictWord]:

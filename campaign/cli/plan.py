@@ -1,13 +1,8 @@
 """`campaign plan`: what a campaign would do and cost, before anything is spent."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from campaign.plan.power import Prior
-    from campaign.spec.models import Spec
 
 
 @click.command()
@@ -21,13 +16,14 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
 
     Exits 3 where no session fits under the cap, and says what to cut.
     """
+    from campaign.fleet.past import for_plan
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
     from campaign.spec.load import load
 
     loaded = load(file, sets)
-    plan = build(loaded.spec, declared_prices(loaded.spec), _prior(loaded.spec))
+    plan = build(loaded.spec, declared_prices(loaded.spec), for_plan(loaded.spec, Path(loaded.spec.store)))
     if as_json:
         import json
 
@@ -39,14 +35,3 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
 
         render(plan, loaded.defaults(), Console(highlight=False))
     require_admitted(plan)
-
-
-def _prior(spec: "Spec") -> "Prior | None":
-    """Variance components of the store's earlier runs on the same kind of device; None where it has none."""
-    results = Path(spec.store)
-    if "://" in spec.store or not any(results.glob("*/ledger.db")):
-        return None
-    from campaign.report.past import earlier, prior_of
-
-    cpu = not any(getattr(n, "gpus", ()) or n.provider == "sky" for n in spec.nodes.values())
-    return prior_of(earlier(results, cpu=cpu), cpu=cpu)

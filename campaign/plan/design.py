@@ -38,6 +38,7 @@ class Choice:
             spec.workloads[draft.workload],
             boots=self.boots,
             waves=waves(self.boots, draft.concurrency),
+            concurrency=draft.concurrency,
         )
 
 

@@ -69,8 +69,8 @@ class RoundPlan:
     index: int
     boots: tuple[BootPlan, ...]
     warmup: tuple[RequestPlan, ...]
-    """Stored as their own phase, in the sampling mode and shape of what follows: one request per boot, on
-    the slot after the workload's last (`slot == n`), with a seed that no measured request has."""
+    """Stored as their own phase, in the sampling mode and shape of what follows: one request per boot, a wave of them
+    above concurrency 1, on the slot after the workload's last (`slot == n`), with seeds that no measured request has."""
     sequence: tuple[RequestPlan, ...]
 
 
@@ -166,7 +166,8 @@ class Power:
     """Smallest difference found with 80 % power at the two-sided 5 % level."""
     rule_pct: float
     """The margin of the spec."""
-    source: Literal["prior", "default"]
+    source: Literal["prior", "default", "declared"]
+    """Of the boot variance: earlier runs, stated defaults (the store knows nothing), or the spec."""
 
 
 @dataclass(frozen=True, slots=True)

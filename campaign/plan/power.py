@@ -46,8 +46,10 @@ class Prior:
     `boot_sd` squared, cut off at zero, would be too large on average."""
     boot_n: Mapping[Metric, float] = field(default_factory=dict)
     """Blocks a boot behind that estimate: few of them make it a noisy one, whatever its degrees of freedom."""
-    source: Literal["prior", "default"] = "prior"
-    """`prior`: from earlier rows; `default`: stated below."""
+    source: Literal["prior", "default", "declared"] = "prior"
+    """`prior`: from earlier rows; `default`: stated below; `declared`: boots by the spec, the rest as stated below."""
+    said: str = ""
+    """Which earlier runs, in words; empty for the defaults."""
 
 
 _CPU = Prior(

@@ -150,6 +150,9 @@ def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") 
     if plan.power:
         console.print(_power(plan))
         console.print()
+    if plan.cheapest:
+        console.print(_cheapest(plan))
+        console.print()
     _section(console, "warnings", plan.warnings, "yellow")
     console.print(_outlook(plan))
     _section(console, "to make a session fit", plan.cut, "red")
@@ -217,7 +220,11 @@ def _power(plan: CampaignPlan) -> "Table":
     """One row a comparison: what each metric resolves, against the margin."""
     metrics = list(dict.fromkeys(p.metric for p in plan.power))
     sources = {p.source for p in plan.power}
-    origin = {"prior": "from earlier rows", "default": "from stated defaults"}
+    origin = {
+        "prior": "from earlier rows",
+        "default": "from stated defaults (boot variance unknown)",
+        "declared": "with the boot sd that the file declares",
+    }
     title = "smallest difference found with 80 % power, " + " and ".join(origin[s] for s in sorted(sources))
     table = _table(title, "comparison", ">n", ">boots", ">margin", *(f">{m}" for m in metrics))
     rows: dict[str, dict[str, Power]] = {}
@@ -228,6 +235,21 @@ def _power(plan: CampaignPlan) -> "Table":
         cells = [f"{found[m].resolvable_pct:.1f} %" if m in found else "" for m in metrics]
         style = "yellow" if first.resolvable_pct > first.rule_pct else ""
         table.add_row(pair, str(first.n), str(first.boots), f"{first.rule_pct:g} %", *cells, style=style)
+    return table
+
+
+def _cheapest(plan: CampaignPlan) -> "Table":
+    """One row a comparison: the least money that resolves its margin, beside what the file plans."""
+    title = "cheapest design that resolves the margin"
+    table = _table(title, "comparison", "wanted", "design", ">time", ">$", ">planned $")
+    for c in plan.cheapest:
+        wanted, design = f"{c.metric} {c.difference_pct:g} %", f"{c.design}, {c.boots} boots of {c.n}"
+        cost = (span(60 * c.minutes), dollars(c.usd), dollars(c.usd_planned))
+        table.add_row(c.pair, wanted, design, *cost)
+    without = sorted({p.pair for p in plan.power} - {c.pair for c in plan.cheapest})
+    if without:
+        table.caption = f"no design resolves the margin of {', '.join(without)}"
+        table.caption_justify = "left"
     return table
 
 

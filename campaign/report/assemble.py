@@ -11,11 +11,12 @@ from campaign.analysis.conclude import Conclusions, conclude
 from campaign.analysis.drift import Past
 from campaign.analysis.looks import Stop
 from campaign.budget.spend import spend, spend_json
+from campaign.fleet import past
 from campaign.ledger.lock import holder
 from campaign.ledger.state import RunState
 from campaign.money import usd
 from campaign.plan.model import CampaignPlan
-from campaign.report import facts, past, queries
+from campaign.report import facts, queries
 from campaign.report.further import further
 from campaign.report.model import Report, Source, verdict_key
 from campaign.store.row import RequestRow
@@ -40,7 +41,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
     cpu = all(r.gpu_set == "cpu" for r in rows)
     simulated = bool(created.get("simulated")) or any(r.simulated for r in rows)
     before = [] if simulated or created.get("imported") else _past_rows(run, state, cpu=cpu)
-    known = past.prior_of(before, cpu=cpu)
+    known = past.prior_of(before, cpu=cpu, arm_hashes=past.hashes(plan))
     usd_by_group = {key: usd(amount) for key, amount in money.groups.items()}
     found = conclude(
         # Void rows too: why they are void decides what becomes of a comparison.
@@ -84,7 +85,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         spend_points=facts.spend_points(money),
         plan_actual=facts.plan_actual(plan, state, money, rows, valid),
         gates=facts.gates(events),
-        warnings=facts.warnings(state),
+        warnings=facts.warnings(state, events),
         plan_warnings=tuple(facts.plain(w) for w in plan.warnings),
         labels=facts.labels(plan),
         further=further(

@@ -162,10 +162,6 @@ def _anchors(report: Report, console: Console) -> None:
     console.print(table, width=_width(console) if many else None)
 
 
-def _against(v: Verdict, report: Report) -> str:
-    return f"{words.arm(v.b, report.labels)} vs {words.arm(v.a, report.labels)}"
-
-
 def _verdicts(report: Report, console: Console) -> None:
     if not report.verdicts:
         return
@@ -186,7 +182,7 @@ def _verdicts(report: Report, console: Console) -> None:
         for v in verdicts:
             if v is not verdicts[0] and _constant(v):
                 continue
-            title = _against(v, report) if v is verdicts[0] else ""
+            title = words.against(v, report) if v is verdicts[0] else ""
             table.add_row(*_verdict_cells(v, title, words.further(v, verdicts[0]), wide=wide))
     console.print(table, width=_width(console))
     for gate in report.overrides:

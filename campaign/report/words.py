@@ -209,6 +209,23 @@ def sentence(v: Verdict, labels: Mapping[str, str]) -> str:
     return f"{b} {claim} {a} {span} - {v.verdict}{surprise}{why}{adjusted}"
 
 
+def place(v: Verdict, report: Report) -> str:
+    """Where a comparison was made, as far as the run has more than one such place; empty where it has one."""
+    parts = []
+    if len({x.concurrency for x in report.verdicts}) > 1:
+        parts.append(f"{v.concurrency} in flight")
+    if len({x.session for x in report.verdicts}) > 1:
+        parts.append(f"session {v.session}")
+    return ", ".join(parts)
+
+
+def against(v: Verdict, report: Report) -> str:
+    """`b vs a`, and where."""
+    where = place(v, report)
+    pair = f"{arm(v.b, report.labels)} vs {arm(v.a, report.labels)}"
+    return f"{pair} ({where})" if where else pair
+
+
 def by_comparison(report: Report) -> tuple[tuple[Verdict, ...], ...]:
     """Verdicts of one comparison together, the deciding metric first."""
     found: dict[tuple[str, str], list[Verdict]] = {}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from campaign.analysis.drift import judge
+from campaign.analysis.drift import Past, judge
 from campaign.analysis.forecast import UNSEEN_BOOT_SD, forecast_json, foresee, none_can_win
 from campaign.analysis.looks import Stop, at_quad, decide
 from campaign.analysis.model import AnchorResult
@@ -17,6 +17,7 @@ from campaign.budget.machine import Trip
 from campaign.engines import runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
+from campaign.plan.power import Prior
 from campaign.session.instrument import self_check
 from campaign.session.ports import Command, Control
 from campaign.session.round import Look, RoundRunner, SessionContext, Stopped, Tripped
@@ -47,11 +48,12 @@ class SessionAgent:
         deadline_utc_ns: int,
         attempts: Mapping[str, int],
         done: frozenset[str],
-        prior_boot_sd: float | None = None,
+        prior: Prior | None = None,
+        past: Past | None = None,
     ) -> None:
         self._ctx, self._control, self._admit = ctx, control, admit
         self._deadline, self._attempts, self._done = deadline_utc_ns, dict(attempts), done
-        self._prior_boot_sd = prior_boot_sd
+        self._prior, self._past = prior, past
         self._stopped: set[str] = set()
         """Groups that a look or a forecast ended in this run of the agent."""
         rounds = [r for g in ctx.plan.groups for r in g.rounds]
@@ -151,7 +153,13 @@ class SessionAgent:
         rows = [r for r in self._valid() if r.group == group.name]
         rows += [r for r in more if r.validity == "valid"]
         return decide(
-            rows, group, self._ctx.plan.comparisons, stop, level=stats.confidence, declared=stats.boot_sd
+            rows,
+            group,
+            self._ctx.plan.comparisons,
+            stop,
+            level=stats.confidence,
+            declared=stats.boot_sd,
+            prior=self._prior,
         )
 
     def _stop(self, group: GroupPlan, stop: Stop, why: str) -> dict[str, Any]:
@@ -241,8 +249,9 @@ class SessionAgent:
             session=ctx.who.session,
             anchor=ctx.spec.anchor,
             declared_boot_sd=declared,
-            prior_boot_sd=self._prior_boot_sd,
+            prior_boot_sd=None if self._prior is None else self._prior.boot_sd.get("step_ms"),
             planned=sum(g.kind == "anchor" for g in ctx.plan.groups),
+            past=self._past,
         )
         ctx.emit(
             "anchor_judged",

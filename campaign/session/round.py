@@ -167,8 +167,8 @@ class RoundRunner:
             self._mark("load", self._group.name)
             await self._boot_all()
             self._mark("warmup", self._group.name)
-            for request in self._round.warmup:
-                await self._send(request, "warmup")
+            for _, wave in groupby(self._round.warmup, key=lambda request: request.arm):
+                await self._warm(list(wave))
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
             await self._commit(start_ns)
@@ -298,6 +298,14 @@ class RoundRunner:
         # In a duet at concurrency 1 each request is alone on its own server.
         for _, wave in groupby(self._round.sequence, key=wave_of):
             await self._wave(list(wave), phase)
+
+    async def _warm(self, wave: Sequence[RequestPlan]) -> None:
+        """One arm's warm-up: above concurrency 1 as many in flight as will be measured."""
+        if len(wave) > 1:
+            await self._wave(wave, "warmup")
+            return
+        for request in wave:
+            await self._send(request, "warmup")
 
     async def _run(self, run: Sequence[RequestPlan], phase: Phase) -> None:
         """One arm's steady or open loop: no barrier between slot sets."""

@@ -7,7 +7,7 @@ Schema that editors read and in docs/SPEC.md. Rules between fields are in `campa
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from campaign.spec.types import (
     AnyText,
@@ -457,10 +457,15 @@ class Ladder(Strict):
     """Run rungs in stages, two first, then one at a time; stop where the forecast says that no deeper one can win."""
 
 
+def _null_word(value: object) -> object:
+    """YAML reads an unquoted null as nothing; here it is the name of a test."""
+    return "null" if value is None else value
+
+
 class Pair(Strict):
     """Two arms on the same slots in the same session."""
 
-    kind: Literal["pair", "null", "aa"] = "pair"
+    kind: Annotated[Literal["pair", "null", "aa"], BeforeValidator(_null_word)] = "pair"
     """pair: a difference is sought; null: equality is expected; aa: the same arm twice."""
     a: Name
     """First arm."""
