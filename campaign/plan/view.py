@@ -141,7 +141,7 @@ def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") 
     for session in plan.sessions:
         console.print()
         console.print(_session_line(plan, session))
-        console.print(_groups(session, many=len(plan.sessions) > 1))
+        console.print(_groups(session, many=len(plan.sessions) > 1, narrow=console.width < 76))
         for group in session.groups:
             if group.kind != "anchor":
                 why = Text.assemble((f"  {group.name} ", "bold"), (f"{group.design}: ", "cyan"), group.why)
@@ -151,7 +151,7 @@ def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") 
         console.print(_power(plan))
         console.print()
     if plan.cheapest:
-        console.print(_cheapest(plan))
+        console.print(_cheapest(plan, narrow=console.width < 76))
         console.print()
     _section(console, "warnings", plan.warnings, "yellow")
     console.print(_outlook(plan))
@@ -185,7 +185,12 @@ def _table(title: str, *columns: str) -> "Table":
     for column in columns:
         right = column.startswith(">")
         table.add_column(
-            column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            # Names fold last: `anchor.between1` stays whole where there is any room.
+            min_width=15 if column in {"group", "comparison"} else None,
         )
     return table
 
@@ -199,20 +204,20 @@ def _session_line(plan: CampaignPlan, s: SessionPlan) -> str:
     )
 
 
-def _groups(session: SessionPlan, *, many: bool) -> "Table":
+def _groups(session: SessionPlan, *, many: bool, narrow: bool) -> "Table":
     title = f"groups of session {session.name}" if many else "groups, in running order"
-    table = _table(title, "group", "arms", ">boots", ">requests", ">time", ">$")
+    table = _table(title, "group", "arms", ">boots", *(() if narrow else (">requests",)), ">time", ">$")
     for g in session.groups:
         table.add_row(
             g.name,
             ", ".join(g.arms),
             str(boots(g)),
-            str(requests(g)),
+            *(() if narrow else (str(requests(g)),)),
             span(g.seconds),
             dollars(g.usd_expected),
         )
     rest = session.usd_expected - sum(g.usd_expected for g in session.groups)
-    table.add_row("setup, teardown", "", "", "", "", dollars(rest), style="dim")
+    table.add_row("setup, teardown", *("" for _ in table.columns[2:]), dollars(rest), style="dim")
     return table
 
 
@@ -238,14 +243,16 @@ def _power(plan: CampaignPlan) -> "Table":
     return table
 
 
-def _cheapest(plan: CampaignPlan) -> "Table":
+def _cheapest(plan: CampaignPlan, *, narrow: bool) -> "Table":
     """One row a comparison: the least money that resolves its margin, beside what the file plans."""
     title = "cheapest design that resolves the margin"
-    table = _table(title, "comparison", "wanted", "design", ">time", ">$", ">planned $")
+    table = _table(
+        title, "comparison", "wanted", "design", ">$", *(() if narrow else (">planned $", ">time"))
+    )
     for c in plan.cheapest:
         wanted, design = f"{c.metric} {c.difference_pct:g} %", f"{c.design}, {c.boots} boots of {c.n}"
-        cost = (span(60 * c.minutes), dollars(c.usd), dollars(c.usd_planned))
-        table.add_row(c.pair, wanted, design, *cost)
+        more = () if narrow else (dollars(c.usd_planned), span(60 * c.minutes))
+        table.add_row(c.pair, wanted, design, dollars(c.usd), *more)
     without = sorted({p.pair for p in plan.power} - {c.pair for c in plan.cheapest})
     if without:
         table.caption = f"no design resolves the margin of {', '.join(without)}"
