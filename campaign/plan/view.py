@@ -206,16 +206,11 @@ def _session_line(plan: CampaignPlan, s: SessionPlan) -> str:
 
 def _groups(session: SessionPlan, *, many: bool, narrow: bool) -> "Table":
     title = f"groups of session {session.name}" if many else "groups, in running order"
-    table = _table(title, "group", "arms", ">boots", *(() if narrow else (">requests",)), ">time", ">$")
+    counts = () if narrow else (">boots", ">requests")
+    table = _table(title, "group", "arms", *counts, ">time", ">$")
     for g in session.groups:
-        table.add_row(
-            g.name,
-            ", ".join(g.arms),
-            str(boots(g)),
-            *(() if narrow else (str(requests(g)),)),
-            span(g.seconds),
-            dollars(g.usd_expected),
-        )
+        counted = () if narrow else (str(boots(g)), str(requests(g)))
+        table.add_row(g.name, ", ".join(g.arms), *counted, span(g.seconds), dollars(g.usd_expected))
     rest = session.usd_expected - sum(g.usd_expected for g in session.groups)
     table.add_row("setup, teardown", *("" for _ in table.columns[2:]), dollars(rest), style="dim")
     return table
