@@ -110,6 +110,7 @@ PAYLOADS: Final[dict[str, frozenset[str]]] = {
     "agent_heartbeat": frozenset({"cell", "done", "total"}),
     "session_started": frozenset({"lease", "plan_sha256"}),
     "session_finished": frozenset({"state", "reason"}),
+    "session_held": frozenset({"lease", "until_utc_ns"}),
     # --- gates
     "gate_tripped": frozenset({"gate", "value", "limit", "detail"}),
     "gate_overridden": frozenset({"gate", "reason", "by"}),

@@ -4,7 +4,9 @@ Also what the rest of the fold uses to change a state: mappings that a fold in p
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields
+from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from campaign.errors import LedgerError
@@ -12,8 +14,21 @@ from campaign.ledger.events import PHASES, Event
 from campaign.ledger.model import Lease, PhaseMark, RunState, Session, money
 from campaign.money import NOTHING, MicroUsd
 
+_T = TypeVar("_T")
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+
+
+@cache
+def _shape(kind: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(kind))
+    return names, attrgetter(*names)
+
+
+def replace(value: _T, **changes: Any) -> _T:
+    """As `dataclasses.replace`, several times quicker: folding a long ledger is mostly this."""
+    names, get = _shape(type(value))
+    return type(value)(**dict(zip(names, get(value), strict=True)) | changes)
 
 
 class Owned(dict[_K, _V]):
@@ -174,7 +189,9 @@ def _phase_started(state: RunState, event: Event) -> RunState:
     if lease is None or p["phase"] not in PHASES or type(p["at_utc_ns"]) is not int:
         return state
     session = state.sessions.get(event.session or "")
-    mark = PhaseMark(p["phase"], p["at_utc_ns"], p.get("group"), session.open_round if session else None)
+    mark = PhaseMark(
+        p["phase"], p["at_utc_ns"], p.get("group"), session.open_round if session else None, event.session
+    )
     return with_lease(state, replace(lease, marks=(*lease.marks, mark)))
 
 

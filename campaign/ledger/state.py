@@ -6,7 +6,6 @@ never make a ledger unreadable: the last word counts, and what cannot be read co
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from campaign.errors import LedgerError
@@ -25,7 +24,7 @@ from campaign.ledger.model import (
     RunState,
     Session,
 )
-from campaign.ledger.moneyfold import MONEY, Handler, Owned, put, with_lease, with_session
+from campaign.ledger.moneyfold import MONEY, Handler, Owned, put, replace, with_lease, with_session
 from campaign.store.base import SealedFile
 
 __all__ = [
@@ -149,15 +148,27 @@ def _session_started(state: RunState, event: Event) -> RunState:
     )
 
 
+def _session_held(state: RunState, event: Event) -> RunState:
+    name, until = event.session or "?", event.payload["until_utc_ns"]
+    session = state.sessions.get(name) or Session(name, "planned")
+    return with_session(state, replace(session, held_until_utc_ns=until if type(until) is int else None))
+
+
 def _session_finished(state: RunState, event: Event) -> RunState:
     name = event.session or "?"
     session = state.sessions.get(name) or Session(name, "planned")
     lease = state.leases.get(session.lease or "")
-    if lease is not None and lease.agent_ended_at_utc_ns is None:
+    if lease is not None and lease.session in {None, name} and lease.agent_ended_at_utc_ns is None:
         state = with_lease(state, replace(lease, agent_ended_at_utc_ns=event.utc_ns))
     return with_session(
         state,
-        replace(session, state=str(event.payload["state"]), reason=event.payload["reason"], open_round=None),
+        replace(
+            session,
+            state=str(event.payload["state"]),
+            reason=event.payload["reason"],
+            open_round=None,
+            held_until_utc_ns=None,
+        ),
     )
 
 
@@ -174,7 +185,9 @@ def _round(state: RunState, event: Event, new: RoundState) -> tuple[RunState, Ro
     session, id_ = event.session or "?", event.payload["round_id"]
     attempt = event.payload["attempt"] or 0
     known = state.rounds.get((session, id_))
-    state = replace(state, attempt_states=put(state.attempt_states, {(session, id_, attempt): new}))
+    if state.attempt_states.get((session, id_, attempt)) != "committed":
+        # What is committed stays: a word that comes later, under the same number, takes no rows away.
+        state = replace(state, attempt_states=put(state.attempt_states, {(session, id_, attempt): new}))
     at = state.sessions.get(session)
     if at is not None:
         open_round = (session, id_, attempt) if new == "begun" else None
@@ -362,6 +375,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "agent_heartbeat": _agent_heartbeat,
     "session_started": _session_started,
     "session_finished": _session_finished,
+    "session_held": _session_held,
     "gate_tripped": _gate_tripped,
     "gate_overridden": _gate_overridden,
     "stop_asked": _stop_asked,

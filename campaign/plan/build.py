@@ -10,11 +10,16 @@ from campaign.plan.outline import Outline, outline, session_plan
 from campaign.plan.power import Prior
 from campaign.plan.propose import proposals
 from campaign.plan.rules import Resolution, shape_warnings
+from campaign.plan.storage import weights_line
 from campaign.spec.models import Spec
 
 
-def build(spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None) -> CampaignPlan:
+def build(
+    spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None, hold_s: float = 0.0
+) -> CampaignPlan:
     """Plan a campaign. The same arguments give the same plan, byte for byte.
+
+    `hold_s`: how long each node is kept after its last anchor; the lease asked for is that much longer.
 
     `prices`: by node name, e.g. `campaign.plan.cost.declared_prices(spec)`. `prior`: variance components
     from earlier rows; without it the stated defaults are used, and the power rows say so.
@@ -25,7 +30,7 @@ def build(spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None) -
     """
     cap = micro(spec.budget.cap_usd)
     names = sorted(spec.sessions, key=lambda name: spec.sessions[name].priority)
-    outlines = [outline(spec, name, prices[spec.sessions[name].node]) for name in names]
+    outlines = [outline(spec, name, prices[spec.sessions[name].node], hold_s=hold_s) for name in names]
     admitted, waiting = admit(outlines, cap)
     sessions: list[SessionPlan] = []
     power: list[Power] = []
@@ -81,6 +86,8 @@ def _assumptions(spec: Spec, outlines: list[Outline]) -> tuple[str, ...]:
             for (workload, times), arms in alike.items()
         ),
         *tables,
+        *(f"runtime {name}: {r.image}" for name, r in spec.runtimes.items() if r.image is not None),
+        *(line for o in outlines if (line := weights_line(spec, o)) is not None),
         (
             f"a lease asks for {SAFETY:g} x the expected time + {gates.boot_timeout.total_seconds():g} s "
             f"(boot_timeout) + {gates.request_timeout.total_seconds():g} s (request_timeout), at most max_hours"

@@ -151,6 +151,10 @@ class SessionPlan:
     """Length of the lease asked for: at most the node's `max_hours`."""
     tokens_usd: MicroUsd = NOTHING
     """Most that tokens of priced endpoints come to; part of `usd_worst`, and of `usd_expected` as expected."""
+    hold_s: float = 0.0
+    """Time the node is kept after its last anchor, for arms that are added; part of the lease."""
+    exploratory: bool = False
+    """Added while the run was going on: nothing of it was registered before it."""
 
 
 @dataclass(frozen=True, slots=True)

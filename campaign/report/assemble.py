@@ -4,12 +4,14 @@ Works at any moment of a run. Nothing is taken from an earlier report: every num
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from campaign.analysis.conclude import Conclusions, conclude
 from campaign.analysis.drift import Past
 from campaign.analysis.looks import Stop
+from campaign.analysis.model import Verdict
 from campaign.budget.spend import spend, spend_json
 from campaign.fleet import past
 from campaign.ledger.lock import holder
@@ -57,6 +59,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         past=_past_anchors(before, valid),
         stopped={key: Stop.of(e) for key, e in state.stopped_early.items()},
     )
+    found = replace(found, verdicts=_labelled(found.verdicts, plan))
     head = events[-1]
     return Report(
         run=run.dir.name,
@@ -103,6 +106,15 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         sources=_sources(
             found, plan, valid, {t: sum(e.type == t for e in events) for t in (*_MONEY, "boot_ready")}
         ),
+    )
+
+
+def _labelled(verdicts: Sequence[Verdict], plan: CampaignPlan) -> tuple[Verdict, ...]:
+    """What was added while the run went on was not registered before it, and says so."""
+    added = {s.name for s in plan.sessions if s.exploratory}
+    return tuple(
+        replace(v, reasons=tuple(sorted({*v.reasons, "exploratory"}))) if v.session in added else v
+        for v in verdicts
     )
 
 

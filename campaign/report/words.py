@@ -74,6 +74,8 @@ def reason(code: str) -> str:
         rounds, _, quads = name.partition("+")
         within = f" and {quads.removesuffix('q')} quads" if quads else ""
         return f"stopped early after round {rounds}{within}"
+    if code == "exploratory":
+        return "exploratory: added while the run went on"
     if head == "gate_overridden":
         return f"gate {name} overridden"
     return REASON.get(code, code.replace("_", " "))

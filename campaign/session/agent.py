@@ -7,6 +7,7 @@ leaves nothing running. The same class runs in this process, in a Ray actor, and
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from campaign.analysis.drift import Past, judge
@@ -14,13 +15,16 @@ from campaign.analysis.forecast import UNSEEN_BOOT_SD, forecast_json, foresee, n
 from campaign.analysis.looks import Stop, at_quad, decide
 from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
-from campaign.engines import runtimes
+from campaign.engines import models, runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.plan.power import Prior
+from campaign.session import added
+from campaign.session.added import MARGIN_S
 from campaign.session.instrument import self_check
 from campaign.session.ports import Command, Control
 from campaign.session.round import Look, RoundRunner, SessionContext, Stopped, Tripped
+from campaign.spec.storage import models_of
 from campaign.store import ballast
 from campaign.store.row import RequestRow
 
@@ -69,24 +73,7 @@ class SessionAgent:
         reason = "interrupted"
         exit_code: int | None = None
         try:
-            self._mark("setup")
-            node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
-            ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
-            await self._require_telemetry()
-            await self._install()
-            checked = await self_check(ctx.ports)
-            ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
-            for group in ctx.plan.groups:
-                await self._group(group)
-            state, reason = "done", ""
-        except Stopped as stop:
-            state, reason = ("tripped" if stop.command.gate else "stopped"), stop.command.why
-        except Tripped as error:
-            self._trip(error.trip)
-            state, reason = "tripped", error.trip.why
-        except CampaignError as error:
-            ballast.give_back(ctx.run_dir, error)
-            state, reason, exit_code = "failed", str(error), error.exit_code
+            state, reason, exit_code = await self._outcome(self._whole)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -95,6 +82,94 @@ class SessionAgent:
             self._beat()
             ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
         return state
+
+    async def _outcome(self, work: Callable[[], Awaitable[None]]) -> tuple[State, str, int | None]:
+        """How the work ended: state, reason, exit code."""
+        try:
+            await work()
+        except Stopped as stop:
+            return ("tripped" if stop.command.gate else "stopped"), stop.command.why, None
+        except Tripped as error:
+            self._trip(error.trip)
+            return "tripped", error.trip.why, None
+        except CampaignError as error:
+            ballast.give_back(self._ctx.run_dir, error)
+            return "failed", str(error), error.exit_code
+        return "done", "", None
+
+    async def _whole(self) -> None:
+        ctx = self._ctx
+        self._mark("setup")
+        node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
+        ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
+        await self._require_telemetry()
+        await self._install()
+        checked = await self_check(ctx.ports)
+        ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
+        await self._groups()
+        await self._hold()
+
+    async def _groups(self) -> None:
+        for group in self._ctx.plan.groups:
+            await self._group(group)
+
+    # --- what is added
+
+    async def _hold(self) -> None:
+        """Keep the node, inside the lease, for what is added. The plan is done: a plain stop ends this well."""
+        ctx = self._ctx
+        if ctx.plan.hold_s <= 0:
+            return
+        until = min(ctx.clock.utc_ns() + int(ctx.plan.hold_s * 1e9), self._deadline - int(MARGIN_S * 1e9))
+        ctx.emit("session_held", lease=ctx.who.lease, until_utc_ns=until)
+        self._idle()
+        while ctx.clock.utc_ns() < until:
+            command = ctx.progress.command
+            if command is not None and command.gate is None:
+                return
+            ctx.check()
+            data = await self._control.added()
+            if data is None:
+                await ctx.clock.sleep(POLL_S)
+            else:
+                await self._add(added.load(data))
+                self._idle()
+
+    def _idle(self) -> None:
+        self._ctx.progress.state = "held"
+        self._mark("idle")
+
+    async def _add(self, what: added.Added) -> None:
+        """Run an addition beside our own telemetry and watcher; how it ends is its own affair."""
+        ctx = replace(
+            self._ctx,
+            who=replace(self._ctx.who, session=what.plan.name),
+            plan=what.plan,
+            spec=what.spec,
+            prompts=what.prompts,
+        )
+        ctx.progress.state = "measuring"
+        agent = SessionAgent(
+            ctx,
+            self._control,
+            self._admit,
+            deadline_utc_ns=self._deadline,
+            attempts={},
+            done=frozenset(),
+            prior=self._prior,
+            past=self._past,
+        )
+        ctx.emit("session_started", lease=ctx.who.lease, plan_sha256=None)
+        state: State = "failed"
+        reason, exit_code = "interrupted", None
+        try:
+            state, reason, exit_code = await agent._outcome(agent._installed)
+        finally:
+            ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
+
+    async def _installed(self) -> None:
+        await self._install()
+        await self._groups()
 
     # --- set-up
 
@@ -124,6 +199,23 @@ class SessionAgent:
             record = {"runtime": name, "packages": dict(done.packages), "seconds": done.seconds}
             suffix = f"-{runtimes.folder(runtime, patches=patches).name}" if patches else ""
             ctx.store.put_json("provenance", f"{ctx.who.session}/runtime-{name}{suffix}", record)
+        await self._weights()
+
+    async def _weights(self) -> None:
+        """Put the weights onto the node, and hash them where the spec asks, before the first anchor."""
+        ctx = self._ctx
+
+        def say(what: str) -> None:
+            ctx.progress.state = what
+
+        for name in models_of(a.config for a in ctx.plan.arms.values()):
+            model = ctx.spec.models.get(name)
+            # Without a mirror or a pin there is nothing to do: the engine finds or fetches them.
+            if model is None or (model.cache is None and model.verify == "size" and model.sha256 is None):
+                continue
+            ctx.check()
+            done = await asyncio.to_thread(models.prepare, name, model, say)
+            ctx.store.put_json("provenance", f"{ctx.who.session}/model-{name}", done.to_json())
 
     # --- rounds
 

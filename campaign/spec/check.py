@@ -20,6 +20,7 @@ from campaign.spec.traps import arm_traps, file_traps
 
 _PINNED = re.compile(r"==|@ |\.whl$")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_TAG = re.compile(r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
 RUNTIME_SOURCES = ("pip", "lock", "image", "venv")
 _NEEDS_MODEL = frozenset({"llamacpp", "sglang", "vllm"})
 
@@ -117,8 +118,9 @@ def _runtimes(parts: Parts) -> Iterator[Problem]:
             yield parts.problem(at, f"needs exactly one of {', '.join(RUNTIME_SOURCES)}", fix)
         elif runtime.pip is not None and not _PINNED.search(runtime.pip):
             yield parts.problem((*at, "pip"), "is not pinned", f"write {runtime.pip}==VERSION")
-        elif runtime.image is not None and not _DIGEST.search(runtime.image):
-            yield parts.problem((*at, "image"), "is not pinned by digest", "write NAME@sha256:64_HEX_DIGITS")
+        elif runtime.image is not None and not (_DIGEST.search(runtime.image) or _TAG.search(runtime.image)):
+            fix = "write NAME@sha256:64_HEX_DIGITS, or NAME:TAG, which is resolved to its digest when planned"
+            yield parts.problem((*at, "image"), "has neither a digest nor a tag", fix)
 
 
 def _arms(parts: Parts) -> Iterator[Problem]:

@@ -4,16 +4,23 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
-from session_rig import Rig, all_rounds, rig
+from session_rig import ROOT, SMALL, Rig, all_rounds, rig
 
 from campaign.client.base import Job
+from campaign.engines.base import Counters
 from campaign.errors import EngineError
+from campaign.plan.build import build
+from campaign.plan.cost import declared_prices
 from campaign.plan.model import GroupPlan
+from campaign.session.added import Added
 from campaign.session.ports import Command
+from campaign.spec.load import load
 from campaign.store.folder import FolderStore
+from campaign.workloads.packs import load_all
 
 
 async def test_every_planned_request_is_measured_once_and_committed(tmp_path: Path) -> None:
@@ -80,6 +87,76 @@ async def test_duet_has_both_arms_in_flight_at_once(tmp_path: Path) -> None:
     assert await it.agent.run() == "done"
     assert {"plain": 1, "kv.b": 1} in it.client.seen
     assert max(max(now.values()) for now in it.client.seen) == 1
+
+
+async def test_counters_of_overlapping_requests_belong_to_the_wave(tmp_path: Path) -> None:
+    it = rig(
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=6", "arms.plain.max_running_requests=3",
+        "arms.plain.speculation={method: ngram, depth: 3}", keep=lambda g: g.name.startswith("pair.kv"),
+    )  # fmt: skip
+
+    async def counters(boot_id: str) -> Counters:
+        # Every request so far took one prefill token and steps of two tokens, one of them accepted.
+        arm = boot_id.rpartition("/")[2].partition("@")[0]
+        sent = [j for j in it.client.jobs if j.base_url.endswith(f"/{arm}")]
+        tokens = sum(j.body["max_tokens"] for j in sent)
+        steps = sum((j.body["max_tokens"] - 1) // 2 for j in sent)
+        odd = sum((j.body["max_tokens"] - 1) % 2 for j in sent)
+        return Counters(
+            drafts=steps, drafted=3 * steps, accepted=tokens - len(sent) - steps - odd, generated=tokens
+        )
+
+    it.host.counters = counters  # type: ignore[method-assign]  # this host counts
+    assert await it.agent.run() == "done"
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase == "measure"]
+    assert rows
+    # No request among others claims the server's counters.
+    assert all(r.steps is None and r.step_ms is None for r in rows)
+    cells = [c for e in it.events("round_committed") for c in e.payload["cells"]]
+    for cell in cells:
+        # A wave is the slot set run once.
+        assert {w["requests"] for w in cell["waves"]} == {6}
+        assert cell["overlapping"]["requests"] == 6 * len(cell["waves"])
+        assert cell["overlapping"]["reasons"] == []
+        assert cell["overlapping"]["steps"] == sum(w["steps"] for w in cell["waves"])
+        decoded = cell["overlapping"]["tokens"] - cell["overlapping"]["requests"]
+        assert cell["overlapping"]["accept_len"] == decoded / cell["overlapping"]["steps"]
+        assert 1 < cell["overlapping"]["accept_len"] <= 2
+
+
+async def test_a_server_is_settled_after_warm_up_and_looked_at_before_the_commit(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    calls: list[tuple[str, int]] = []
+
+    async def settle(boot_id: str) -> dict[str, Any]:
+        calls.append(("settle", len(it.client.jobs)))
+        return {"drained": True, "cache_reset": "done", "why": None}
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        calls.append(("recheck", len(it.client.jobs)))
+        return {"effective": [], "pages": [{"page": "/p", "key": "k", "before": 1, "after": 2}]}
+
+    it.host.settle, it.host.recheck = settle, recheck  # type: ignore[attr-defined]  # as a real host has them
+    assert await it.agent.run() == "done"
+    # Two boots a round: both settled between warm-up and the four measured requests, both looked at after them.
+    assert calls == [(w, n + base) for base in (0, 6) for w, n in [("settle", 2)] * 2 + [("recheck", 6)] * 2]
+    cell = it.events("round_committed")[0].payload["cells"][0]
+    assert cell["server"]["settled"]["cache_reset"] == "done"
+    assert cell["server"]["changed"][0]["key"] == "k"
+    assert "waves" not in cell
+
+
+async def test_a_server_that_is_another_one_afterwards_voids_its_round(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        return {"effective": ["speculation.depth: asked for 3, in force is 5"], "pages": []}
+
+    it.host.recheck = recheck  # type: ignore[attr-defined]  # likewise
+    assert await it.agent.run() == "failed"
+    assert it.committed == []
+    assert "in force is 5" in it.events("round_voided")[0].payload["reason"]
+    assert {r.validity for r in FolderStore(it.run_dir).rows()} == {"void"}
 
 
 async def test_stop_does_not_wait_for_a_boot(tmp_path: Path) -> None:
@@ -205,3 +282,97 @@ async def test_committed_rounds_are_not_done_again_and_attempts_count_on(tmp_pat
     assert await it.agent.run() == "done"
     assert it.committed == rounds[2:]
     assert it.events("round_started")[0].payload == {"round_id": rounds[2], "attempt": 3}
+
+
+# --- readings, and what is added while a session is held
+
+
+@pytest.mark.parametrize(
+    ("gate", "reads", "value"),
+    [
+        ("max_throttled=0.1", {"gpu0_throttle": 0.0, "gpu1_throttle": 0.4}, "0.4"),
+        ("max_throttled=0.1", {"gpu0_throttle": None}, "unknown"),
+        ("max_throttled=0.1", {"cpu_load": 1.0}, "unknown"),
+        ("max_throttled=0.1", {"gpu0_throttle": float("nan")}, "unknown"),
+        ("min_sm_mhz=1500", {"gpu0_sm_mhz": 1800.0, "gpu1_sm_mhz": 1200.0}, "1200"),
+        ("min_sm_mhz=1500", {}, "unknown"),
+    ],
+)
+async def test_throttled_or_slow_or_unread_gpus_trip(
+    tmp_path: Path, gate: str, reads: dict[str, float | None], value: str
+) -> None:
+    it = rig(tmp_path / "a", f"gates.{gate}", reads=reads)
+    assert await it.agent.run() == "tripped"
+    (trip,) = it.events("gate_tripped")
+    assert (trip.payload["gate"], trip.payload["value"]) == ("telemetry", value)
+    assert it.committed == []
+    again = rig(tmp_path / "b", f"gates.{gate}", reads=reads, overrides=frozenset({"telemetry"}))
+    assert await again.agent.run() == "done"
+
+
+async def test_gpus_within_their_limits_go_on(tmp_path: Path) -> None:
+    reads = {"gpu0_throttle": 0.1, "gpu0_sm_mhz": 1500.0}
+    it = rig(tmp_path, "gates.max_throttled=0.1", "gates.min_sm_mhz=1500", reads=reads)
+    assert await it.agent.run() == "done"
+
+
+def addition(name: str = "main.add1") -> bytes:
+    """The pair `aa` between anchors of its own, as `campaign add` sends it."""
+    loaded = load(ROOT / "experiments.yaml", (*SMALL, "sessions.main.pairs=[aa]", "sessions.main.ladders=[]"))
+    (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
+    return Added(plan, loaded.spec, load_all(loaded, ROOT)).named(name, "here").dump()
+
+
+async def test_a_held_session_runs_what_is_added_and_then_ends_well(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.control.more.append(addition())
+    assert await it.agent.run() == "done"
+    (held,) = it.events("session_held")
+    assert held.payload["until_utc_ns"] <= it.clock.utc_ns()
+    mine = [e for e in it.events() if e.session == "main.add1"]
+    assert mine[0].type == "session_started"
+    assert (mine[-1].type, mine[-1].payload["state"]) == ("session_finished", "done")
+    committed = [e.payload["round_id"] for e in mine if e.type == "round_committed"]
+    assert committed[0].startswith("anchor.first")
+    assert committed[-1].startswith("anchor.last")
+    assert any(r.startswith("pair.aa") for r in committed)
+    assert {e.payload["lease"] for e in mine if "lease" in e.payload} == {"main.1"}
+    assert it.events()[-1].session == "main"
+
+
+async def test_what_is_added_may_trip_without_ending_the_hold(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.client.fails = lambda job: "main.add" in job.request_id and "/measure/" in job.request_id
+    it.control.more += [addition(), addition("main.add2")]
+    assert await it.agent.run() == "done"
+    ends = [e.payload["state"] for e in it.events("session_finished")]
+    assert ends == ["tripped", "tripped", "done"]
+
+
+async def test_a_hold_ends_before_its_lease_and_silence_never_extends(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=10**6, lease_s=1200)
+    assert await it.agent.run() == "done"
+    assert it.clock.monotonic_ns() < 1200e9
+    assert it.events("gate_tripped") == []
+
+
+@pytest.mark.parametrize(("gate", "state"), [(None, "done"), ("cost", "tripped")])
+async def test_a_stop_ends_a_hold(tmp_path: Path, gate: str | None, state: str) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+
+    async def stop() -> None:
+        while not it.events("session_held"):
+            await it.clock.sleep(1.0)
+        it.control.command = Command(stop=True, why="enough", gate=gate)
+
+    task = asyncio.create_task(stop())
+    assert await it.agent.run() == state
+    await task
+    assert it.clock.monotonic_ns() < 1800e9
+
+
+async def test_an_addition_that_cannot_be_read_is_an_infrastructure_failure(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.control.more.append(b"{}")
+    assert await it.agent.run() == "failed"
+    assert it.events("session_finished")[0].payload["exit_code"] == 4

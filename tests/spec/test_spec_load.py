@@ -142,7 +142,7 @@ def test_runtimes_name_exactly_one_pinned_source():
     for entry, says in (
         ("{}", "exactly one"),
         ("{pip: sglang}", "not pinned"),
-        ("{image: 'lmsysorg/sglang:latest'}", "digest"),
+        ("{image: 'lmsysorg/sglang'}", "neither a digest nor a tag"),
         ("{pip: sglang==1, venv: x}", "exactly one"),
     ):
         (problem,) = found(BASE + f"runtimes:\n  r: {entry}\n")
@@ -325,10 +325,22 @@ def test_an_unquoted_null_is_the_null_test(written):
     ("sets", "field", "why"),
     [
         (("ladders.depth.boots=4", "ladders.depth.looks=[4]"), "ladders.depth.looks", "2 to 3 only"),
-        (("ladders.depth.boots=2", "ladders.depth.look_quads=[2]"), "ladders.depth.look_quads", "3 to 5 only"),
-        (("ladders.depth.boots=2", "ladders.depth.look_quads=[5,4]"), "ladders.depth.look_quads", "not in order"),
+        (
+            ("ladders.depth.boots=2", "ladders.depth.look_quads=[2]"),
+            "ladders.depth.look_quads",
+            "3 to 5 only",
+        ),
+        (
+            ("ladders.depth.boots=2", "ladders.depth.look_quads=[5,4]"),
+            "ladders.depth.look_quads",
+            "not in order",
+        ),
         (("ladders.depth.staged=yes", "ladders.depth.values=[3,5]"), "ladders.depth.staged", "three depths"),
-        (("ladders.depth.staged=yes", "ladders.depth.values=[3,8,5]"), "ladders.depth.staged", "three depths"),
+        (
+            ("ladders.depth.staged=yes", "ladders.depth.values=[3,8,5]"),
+            "ladders.depth.staged",
+            "three depths",
+        ),
         (
             ("ladders.depth.staged=yes", "ladders.depth.field=threads", "ladders.depth.values=[2,3,4]"),
             "ladders.depth.staged",

@@ -135,11 +135,14 @@ class Client:
 
 
 class Telemetry:
+    def __init__(self, reads: Mapping[str, float | None] = {"cpu_load": 1.0}) -> None:
+        self.reads = dict(reads)
+
     async def start(self, path: str) -> dict[str, Any]:
         return {"host": "h"}
 
     async def window(self, start_ns: int, end_ns: int) -> dict[str, float | None]:
-        return {"cpu_load": 1.0}
+        return self.reads
 
     async def close(self) -> None: ...
 
@@ -147,9 +150,13 @@ class Telemetry:
 @dataclass
 class Control:
     command: Command | None = None
+    more: list[bytes] = field(default_factory=list)
 
     async def poll(self) -> Command | None:
         return self.command
+
+    async def added(self) -> bytes | None:
+        return self.more.pop(0) if self.more else None
 
 
 @dataclass
@@ -180,17 +187,19 @@ def rig(
     attempts: Mapping[str, int] = {},
     done: frozenset[str] = frozenset(),
     keep: Callable[[GroupPlan], bool] = lambda _: True,
+    reads: Mapping[str, float | None] = {"cpu_load": 1.0},
+    hold_s: float = 0.0,
 ) -> Rig:
     clock = VirtualClock()
     loaded = load(ROOT / "experiments.yaml", (*SMALL, *sets))
     (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
-    plan = replace(plan, groups=tuple(g for g in plan.groups if keep(g)))
+    plan = replace(plan, groups=tuple(g for g in plan.groups if keep(g)), hold_s=hold_s)
     run_dir = RunDir(tmp_path)
     host, client, control, progress = Host(clock), Client(clock), Control(), Progress()
     ctx = SessionContext(
         who=Identity("run", "quickstart", "main", "main.1", "node-1", simulated=True),
         spec=loaded.spec, plan=plan, prompts=load_all(loaded, ROOT), run_dir=run_dir,
-        ports=Ports(host, client, Telemetry()), store=FolderStore(run_dir),
+        ports=Ports(host, client, Telemetry(reads)), store=FolderStore(run_dir),
         journal=AgentJournal(run_dir.journals / "main.jsonl", "agent:main", clock), clock=clock, cpus=(),
         progress=progress, disk=Inline(), stopping=asyncio.Event(), overrides=overrides,
     )  # fmt: skip
