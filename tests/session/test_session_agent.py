@@ -475,9 +475,7 @@ async def test_gpus_within_their_limits_go_on(tmp_path: Path) -> None:
 
 def addition(name: str = "main.add1") -> bytes:
     """The pair `aa` between anchors of its own, as `campaign add` sends it."""
-    loaded = load(
-        ROOT / "experiments.yaml", (*SMALL, "sessions.main.pairs=[aa]", "sessions.main.ladders=[]")
-    )
+    loaded = load(ROOT / "experiments.yaml", (*SMALL, "sessions.main.pairs=[aa]", "sessions.main.ladders=[]"))
     (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
     return Added(plan, loaded.spec, load_all(loaded, ROOT)).named(name, "here").dump()
 
