@@ -202,3 +202,8 @@ def _assignment(match: re.Match[str]) -> str:
 
 REDACTOR = Redactor()
 """The process's own."""
+
+
+def secret_values(env: Mapping[str, str]) -> list[str]:
+    """Values of the variables whose names say that they hold a secret."""
+    return [value for name, value in env.items() if secret_name(name)]

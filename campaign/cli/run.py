@@ -10,7 +10,7 @@ import click
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a field, e.g. budget.cap_usd=5."
 )
-@click.option("--only", metavar="PAIR", help="Run one pair or ladder (and the anchors).")
+@click.option("--only", metavar="PAIR", help="Run one pair, ladder or session (and the anchors).")
 @click.option("--override", "gates", multiple=True, metavar="GATE", help="Go on past a gate; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Why the gate is overridden; printed beside what it touched.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
@@ -37,13 +37,13 @@ def command(
 
     from campaign.cli._drive import drive_and_report, hold_seconds, overrides, results_folder
     from campaign.engines.flags.spec import check_spec
+    from campaign.engines.images import load  # tags of images become digests
     from campaign.fleet.start import new_drive
     from campaign.fleet.start import only as cut_to
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
     from campaign.plan.view import summary
-    from campaign.spec.load import load
 
     loaded = load(file, sets)
     events = overrides(gates, reason)

@@ -18,8 +18,9 @@ from typing import Literal
 from campaign.clock import Clock
 from campaign.cloud import naming, shipping, sky_sdk, templates
 from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
+from campaign.cloud.follow import SkyAgentRun, order_files
 from campaign.cloud.shell import NodeShell
-from campaign.cloud.sky import SkyAgentRun, order_files, ssh_argv
+from campaign.cloud.sky_ssh import ssh_argv
 from campaign.errors import ProviderError
 from campaign.ledger import agent as agent_journal
 from campaign.ledger.events import NewEvent

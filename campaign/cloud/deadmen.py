@@ -19,6 +19,9 @@ AUTODOWN: Final = "autodown"
 NODE_TIMER: Final = "node_timer"
 TIME_LIMIT: Final = "time_limit"
 
+NEEDED: Final = 2
+"""Effective dead-men without which a node is not used."""
+
 DEAD_MAN_S: Final = 180
 """The longest a node outlives its deadline while one dead-man works.
 

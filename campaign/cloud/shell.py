@@ -6,6 +6,7 @@ import io
 import os
 import shlex
 import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -31,17 +32,21 @@ class NodeShell:
         return out
 
     async def _exec(self, command: str, data: bytes, timeout_s: float | None) -> tuple[int, bytes, bytes]:
-        process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            # A login shell may print; only what comes after our own command counts, so none is used.
-            command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        with tempfile.TemporaryFile() as stdin:
+            # A file, since a pipe to an ssh that has ended already raises differently from loop to loop.
+            stdin.write(data)
+            stdin.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                # A login shell may print; only what comes after our own command counts, so none is used.
+                command,
+                stdin=stdin,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
         try:
-            out, err = await asyncio.wait_for(process.communicate(data), timeout_s or self._timeout_s)
+            out, err = await asyncio.wait_for(process.communicate(), timeout_s or self._timeout_s)
         except TimeoutError:
             raise ProviderError("unreachable", "ssh: no answer in time") from None
         finally:
@@ -57,10 +62,13 @@ class NodeShell:
             _safe(name)
         *first, last = files
         if first:
-            await self.run("tar -xf - --no-same-owner", _tar({name: files[name] for name in first}))
+            await self.run(
+                "umask 077 && tar -xf - --no-same-owner", _tar({name: files[name] for name in first})
+            )
         quoted = shlex.quote(last)
         await self.run(
-            f"mkdir -p $(dirname {quoted}) && cat > {quoted}.tmp && mv {quoted}.tmp {quoted}", files[last]
+            f"umask 077 && mkdir -p $(dirname {quoted}) && cat > {quoted}.tmp && mv {quoted}.tmp {quoted}",
+            files[last],
         )
 
     async def tail(self, name: str, offset: int) -> tuple[bytes, int | None]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -70,6 +71,24 @@ def weight_packages(spec: Spec, session: SessionPlan) -> list[str]:
             except PackageNotFoundError:
                 found.append(package)
     return sorted(set(found))
+
+
+def hub_models(spec: Spec, session: SessionPlan) -> list[str]:
+    """`ID@REVISION` of hub models the session uses."""
+    used = {a.config.model for a in session.arms.values()} - {None}
+    models = [spec.models[name or ""] for name in used]
+    return sorted({f"{m.hub}@{m.revision}" for m in models if m.hub is not None})
+
+
+def secrets(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The named variables. Raises ProviderError for one that is not set here."""
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        raise ProviderError(
+            "credentials",
+            f"{', '.join(missing)} is not set here. Fix: export it, or take it out of the node's `secrets`",
+        )
+    return {name: environment[name] for name in names}
 
 
 def pins(wheel_cache: Path) -> Path:

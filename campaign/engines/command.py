@@ -14,6 +14,8 @@ from typing import Any
 
 from campaign.client.base import Outcome
 from campaign.engines import failures, prometheus, runtimes
+from campaign.engines import models as mirror
+from campaign.engines.adapter import Adapter, plain
 from campaign.engines.base import BootOrder, Counters, Launch, StepCounts
 from campaign.errors import PreflightError
 from campaign.spec.models import Arm, Model, Server
@@ -23,7 +25,7 @@ PLACES = ("port", "model", "model_path", "python", "gpus", "context", "tp", "max
 """What a word of argv may hold, in braces."""
 
 
-class CommandServer:
+class CommandServer(Adapter):
     """The `Engine` contract for a declared server; `for_arm` gives the one of an arm."""
 
     name = "command"
@@ -149,20 +151,20 @@ class CommandServer:
         usage = outcome.usage
         completion = usage.completion_tokens if usage else None
         cached = usage.cached_tokens if usage else None
-        if arm.speculation is None or arm.speculation.depth == 0:
-            reasons = ("no_usage",) if completion is None else ()
-            plain = None if completion is None else max(completion - 1, 0)
-            return StepCounts(plain, None, None, None, None, None, cached, "none", reasons)
+        if (undrafted := plain(arm, outcome)) is not None:
+            return undrafted
         d = prometheus.delta(before, after)
         if d.generated is not None and completion is not None and d.generated != completion:
             return StepCounts(None, None, None, None, None, None, cached, "metrics", ("other_traffic",))
         return replace(prometheus.step_counts(d, completion), cached_tokens=cached)
 
-    def request_extras(self, arm: Arm) -> Mapping[str, Any]:  # noqa: ARG002  # contract
-        return {}
+    def running(self, page: bytes) -> int | None:
+        """Not declared, so not known."""
+        del page
+        return None
 
-    def versions(self) -> Mapping[str, str]:
-        return {}
+    def reset_path(self, arm: Arm) -> str | None:
+        return _server(arm).reset
 
 
 def _server(arm: Arm) -> Server:
@@ -175,6 +177,9 @@ def _model_path(models: Mapping[str, Model], name: str | None) -> str:
     from campaign.engines import weights
 
     model = weights.entry(models, name)
+    mirrored = mirror.folder(model)
+    if mirrored is not None:
+        return str(mirrored)
     if model.hub is not None:
         return model.hub
     if model.path is not None:

@@ -75,6 +75,25 @@ def unconfirmed(asked: Mapping[str, Any], effective: Mapping[str, Any]) -> tuple
     return tuple(name for name in asked if effective.get(name) is None)
 
 
+def table(asked: Mapping[str, Any], effective: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Requested beside in force, a row a field: `{field, requested, effective, state}`.
+
+    `state` is `honoured`, `changed`, `unconfirmed` (the server says nothing) or `resolved` (nobody asked: the
+    engine's own default).
+    """
+    rows = []
+    for name in dict.fromkeys((*asked, *effective)):
+        said = effective.get(name)
+        if name not in asked:
+            state = "resolved"
+        elif said is None:
+            state = "unconfirmed"
+        else:
+            state = "honoured" if said == asked[name] else "changed"
+        rows.append({"field": name, "requested": asked.get(name), "effective": said, "state": state})
+    return rows
+
+
 def log_differences(log: str, env: Mapping[str, str], args: Sequence[str]) -> tuple[Difference, ...]:
     """Log lines in which a server says that it ignores or changes a variable or flag we set.
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from campaign.engines import models as mirror
 from campaign.engines import runtimes, weights
 from campaign.engines.base import BootOrder
 from campaign.engines.flags import check as flag_check
@@ -31,6 +32,9 @@ class Ref:
 def ref(models: Mapping[str, Model], name: str | None) -> Ref:
     """Hub id and revision, or the folder on the node. Raises PreflightError."""
     model = weights.entry(models, name)
+    mirrored = mirror.folder(model)
+    if mirrored is not None:
+        return Ref(str(mirrored), None)
     if model.hub is not None:
         return Ref(model.hub, model.revision)
     if model.path is not None:

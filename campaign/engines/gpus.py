@@ -21,12 +21,17 @@ class Use:
     """Process -> MiB. In a container these may be numbers of the host, which mean nothing here."""
 
 
+def driver() -> bool:
+    """Whether an NVIDIA driver shows itself; a sandboxed kernel has the devices and no /proc entry."""
+    return any(Path(p).exists() for p in ("/proc/driver/nvidia", "/dev/nvidiactl"))
+
+
 Look = Callable[[Sequence[int]], Use | None]
 
 
 def look(indexes: Sequence[int]) -> Use | None:
     """Memory and processes of these GPUs; None where NVML does not answer."""
-    if not indexes or not Path("/proc/driver/nvidia").exists():
+    if not indexes or not driver():
         return None
     try:
         import pynvml as nvml
@@ -42,6 +47,56 @@ def look(indexes: Sequence[int]) -> Use | None:
         return None
 
 
+def identity(indexes: Sequence[int], nvml: Any = None) -> list[dict[str, Any]]:
+    """Of each GPU: index, UUID, name, driver, CUDA of the driver, clocks, power limit, links to the others.
+
+    `links` maps another GPU of the list to NVML's nearest common ancestor (`internal` one board, `single` one PCIe
+    switch, `multiple`, `hostbridge`, `node` one NUMA node, `system`). Empty where NVML does not answer; a member that
+    it refuses is None.
+    """
+    if nvml is None:
+        if not indexes or not Path("/proc/driver/nvidia").exists():
+            return []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:
+            return []
+        nvml = pynvml
+
+    def ask(name: str, *args: Any) -> Any:
+        try:
+            value = getattr(nvml, name)(*args)
+        except Exception:
+            return None
+        return value.decode() if isinstance(value, bytes) else value
+
+    handles = {i: ask("nvmlDeviceGetHandleByIndex", i) for i in indexes}
+    out = []
+    for i, handle in handles.items():
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        others = ((j, other) for j, other in handles.items() if j != i)
+        ancestors = ((j, ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)) for j, other in others)
+        out.append(
+            {
+                "index": i,
+                "uuid": ask("nvmlDeviceGetUUID", handle),
+                "name": ask("nvmlDeviceGetName", handle),
+                "driver": ask("nvmlSystemGetDriverVersion"),
+                "cuda_driver": ask("nvmlSystemGetCudaDriverVersion"),
+                "power_limit_w": None if limit is None else limit / 1000,
+                "max_sm_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, 1),
+                "links": {str(j): _LEVELS.get(level) for j, level in ancestors},
+            }
+        )
+    return out
+
+
+_LEVELS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+"""`nvmlGpuTopologyLevel_t`."""
+
+
 def _mib(value: Any) -> float:
     return 0.0 if value is None else float(value) / 2**20
 
@@ -51,6 +106,37 @@ def foreign(use: Use | None, ours: Collection[int], proc: Path = Path("/proc")) 
     if use is None:
         return {}
     return {pid: mib for pid, mib in use.holders.items() if pid not in ours and (proc / str(pid)).exists()}
+
+
+def lowest(
+    indexes: Sequence[int], first: Use | None, others: Sequence[int], second: Use | None
+) -> Use | None:
+    """`second`, by GPU of `others`, no higher than `first` where both saw that GPU; the one there is if only one is."""
+    if first is None or second is None:
+        return second
+    seen = dict(zip(indexes, first.used_mib, strict=True))
+    used = tuple(min(mib, seen.get(g, mib)) for g, mib in zip(others, second.used_mib, strict=True))
+    return Use(used, second.holders)
+
+
+def wait_gone(
+    indexes: Sequence[int],
+    pids: Collection[int],
+    *,
+    look_at: Look = look,
+    timeout_s: float = RELEASE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait until none of these processes holds memory of the GPUs. True where none does, or nobody can tell."""
+    waited = 0.0
+    while True:
+        now = look_at(indexes)
+        if now is None or not set(pids) & set(now.holders):
+            return True
+        if waited >= timeout_s:
+            return False
+        sleep(0.2)
+        waited += 0.2
 
 
 def wait_released(

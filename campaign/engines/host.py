@@ -13,14 +13,25 @@ from typing import Any, Literal, cast
 
 from campaign.clock import Clock, SystemClock, iso
 from campaign.engines import child as children
-from campaign.engines import effective, failures, fetch, gpus, procfs, runtimes, weights
+from campaign.engines import (
+    container,
+    effective,
+    failures,
+    fetch,
+    gpu,
+    gpus,
+    procfs,
+    runtimes,
+    upkeep,
+    weights,
+)
 from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
 from campaign.engines.prometheus import Poller
 from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
 from campaign.engines.registry import get as get_engine
 from campaign.errors import EngineError
-from campaign.redact import REDACTOR
+from campaign.redact import REDACTOR, secret_values
 from campaign.spec.models import Arm
 
 PORT_TRIES = 3
@@ -28,13 +39,22 @@ PORT_TRIES = 3
 _LOOPBACK = "127.0.0.1"
 _HTTP_S = 5.0
 _TAIL = 64 * 1024
+_DYING_S = 1.0
+_SCRUB_WHOLE = 16 * 1024 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "XDG_CACHE_HOME")
+# Engines compile kernels at the first start: with another compiler than the node's own they would do it again.
+_TOOLCHAIN = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "LIBRARY_PATH", "CPATH")
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", *_TOOLCHAIN)
 ENV_VALUES = frozenset(
-    {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    {
+        *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+        *_TOOLCHAIN,
+    }
 )
 """Variables whose values are recorded, besides those that the arm sets; of all others only the name."""
+_HUB = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN")
+"""Inherited too: where weights of the hub are found, and the key to closed ones."""
 _OWN_PROBES = re.compile(r"/(?:health|v1/models|v1/completions|metrics|props|slots)\b")
 
 
@@ -83,6 +103,8 @@ class _Server:
     created: float | None = None
     gpus_before: gpus.Use | None = None
     failed: Failed | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Its pages as they were at boot, and the log so far."""
     stopping: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: tuple[int, int] = (-1, 0)
 
@@ -93,7 +115,11 @@ class _Server:
     # --- readiness.Probe
 
     async def look(self) -> Look:
-        alive = self.child.poll()
+        alive, owner = self.child.poll(), self.owner()
+        if owner == "foreign" and _contained(self.order):
+            # A container that dies holds its port for a moment after it has left our tree.
+            await self.clock.sleep(_DYING_S)
+            alive, owner = self.child.poll(), self.owner()
         grown = self.log.grown()
         if grown != self._last[0]:
             self._last = (grown, self.clock.monotonic_ns())
@@ -102,7 +128,7 @@ class _Server:
             failure = self.engine.failure(self.log.text(_TAIL))
         if not alive and failure is None:
             failure = failures.of_status(self.child.status)
-        return Look(alive, self.owner(), grown, failure)
+        return Look(alive, owner, grown, failure)
 
     def owner(self) -> Literal["ours", "foreign", "none"]:
         """Who listens on the port: only our tree, nobody, or (also) somebody else."""
@@ -111,6 +137,14 @@ class _Server:
             return "none"
         ours = procfs.sockets(self.child.pids())
         return "ours" if all(x.inode in ours for x in found) else "foreign"
+
+    def main_pid(self) -> int:
+        """The server: our child, or in a container whoever of its tree listens on the port."""
+        if not _contained(self.order):
+            return self.child.pid
+        inodes = {x.inode for x in procfs.listeners(self.port)}
+        pids = [p for p in self.child.pids() if inodes & set(procfs.sockets([p]))]
+        return pids[0] if pids else self.child.pid
 
     async def get(self, path: str) -> tuple[int | None, tuple[str, ...] | None]:
         if path == "/health":
@@ -198,7 +232,12 @@ class LocalEngineHost:
 
     def _free(self, order: BootOrder) -> None:
         """Raises EngineError where the GPUs of this boot are in use by somebody else, or by another boot of ours."""
-        taken = {g: s.order.boot_id for s in self._servers.values() for g in s.order.gpus}
+        taken = {
+            g: s.order.boot_id
+            for s in self._servers.values()
+            for g in s.order.gpus
+            if not (order.shared and s.order.shared)
+        }
         shared = [g for g in order.gpus if g in taken]
         if shared:
             raise EngineError("config", f"{order.boot_id}: GPU {shared[0]} is in use by {taken[shared[0]]}")
@@ -222,15 +261,18 @@ class LocalEngineHost:
 
     async def _boot_on(self, order: BootOrder, engine: Engine, port: int) -> BootRecord:
         launch = await asyncio.to_thread(engine.launch, order, port)
+        if _contained(order):
+            launch = await asyncio.to_thread(container.wrap, order, launch)
         self._ports.add(port)
-        for value in launch.headers.values():
+        environment = {**_environment(launch), **(container.passed() if _contained(order) else {})}
+        for value in (*launch.headers.values(), *secret_values(environment)):
             REDACTOR.hide(value.rpartition(" ")[2])
         log = LogTail(Path(order.log_path))
         before = await asyncio.to_thread(self._look_at, order.gpus)
         spawned_ns = self._clock.monotonic_ns()
         try:
             child = await children.start(
-                launch.argv, env=_environment(launch), cwd=launch.cwd, cpus=order.cpus, log_path=log.path
+                launch.argv, env=environment, cwd=launch.cwd, cpus=order.cpus, log_path=log.path
             )
         except BaseException:
             self._ports.discard(port)
@@ -259,11 +301,9 @@ class LocalEngineHost:
         """Read what really started; raises EngineError('not_effective') where it is not what was asked."""
         order, engine = server.order, server.engine
         log = server.log.text()
-        info: dict[str, Any] = {"log": log}
-        for path in engine.info_paths():
-            info[path] = await _json(server.base_url + path, server.launch.headers)
-        live = await asyncio.to_thread(procfs.describe, server.child.pid)
-        server.created = live["created"]
+        info = await _info(server, log)
+        live = await asyncio.to_thread(procfs.describe, server.main_pid())
+        server.created, server.info = live["created"], info
         asked = effective.requested(order.config)
         in_force = dict(engine.effective(info))
         differences = [
@@ -287,10 +327,12 @@ class LocalEngineHost:
             "runtime": _runtime(order),
             "patches": {patch.target: patch.sha256 for patch in order.config.patches},
             "gpus": list(order.gpus),
+            "gpu_identity": await asyncio.to_thread(gpus.identity, order.gpus),
             "weights": await asyncio.to_thread(weights.identity, order.config, order.models),
             "requested": asked,
             "effective": in_force,
             "unconfirmed": list(effective.unconfirmed(asked, in_force)),
+            "comparison": effective.table(asked, in_force),
             "info": REDACTOR.json({k: v for k, v in info.items() if k != "log"}),
             "engine": engine.name,
             "arm": order.arm,
@@ -340,6 +382,38 @@ class LocalEngineHost:
         server.failed = await check_alive(server.state, server, self._clock, self._token_timeout_s)
         return server.failed is None
 
+    async def loading(self, boot_id: str) -> dict[str, Any]:
+        """How far a boot's weights are: `{shards, of, left}` from its log; empty where it does not say."""
+        server = self._servers.get(boot_id)
+        found = None if server is None else gpu.shards(server.log.text(_TAIL))
+        return {} if found is None else {"shards": found[0], "of": found[1], "left": found[2]}
+
+    async def settle(self, boot_id: str) -> dict[str, Any]:
+        """Wait until the server holds no request, then have it forget earlier ones (campaign.engines.upkeep)."""
+        server = self._servers.get(boot_id)
+        if server is None:
+            return {"drained": None, "cache_reset": "none", "why": None}
+        return await upkeep.settle(
+            server.engine, server.order.config, server.base_url, server.launch.headers, self._clock
+        )
+
+    async def recheck(self, boot_id: str) -> dict[str, Any]:
+        """Read the pages again: `{effective: [differences as text], pages: [members that changed]}`."""
+        server = self._servers.get(boot_id)
+        if server is None:
+            return {"effective": [], "pages": []}
+        info = await _info(server, server.log.text())
+        before, after = server.engine.effective(server.info), dict(server.engine.effective(info))
+        changed = [
+            str(effective.Difference(name, str(value), str(after[name])))
+            for name, value in before.items()
+            if after.get(name) is not None and after[name] != value
+        ]
+        return {
+            "effective": changed,
+            "pages": cast("list[Any]", REDACTOR.json(upkeep.changes(server.info, info))),
+        }
+
     async def why_dead(self, boot_id: str) -> tuple[str, str]:
         """(kind, last lines of the log); from the log, the exit status, or the last probe."""
         server = self._servers.get(boot_id)
@@ -364,20 +438,41 @@ class LocalEngineHost:
         """Stop every server. The host can be used again."""
         await asyncio.gather(*(self.stop(name) for name in list(self._servers)))
 
+    def _partners(self, server: _Server) -> list[_Server]:
+        """Other servers of ours on its GPUs."""
+        mine = set(server.order.gpus)
+        return [s for s in self._servers.values() if s is not server and mine & set(s.order.gpus)]
+
     async def _end(self, server: _Server, why: tuple[str, str]) -> None:
         async with server.stopping:
             if self._servers.get(server.order.boot_id) is not server:
                 return
+            pids = server.child.pids()
             await asyncio.to_thread(server.child.end)
-            released = await asyncio.to_thread(
-                gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
-            )
+            partners = self._partners(server)
+            if partners:
+                # Theirs stays: only what our processes held must go. What was there before us is their baseline now.
+                for partner in partners:
+                    partner.gpus_before = gpus.lowest(
+                        server.order.gpus, server.gpus_before, partner.order.gpus, partner.gpus_before
+                    )
+                released = await asyncio.to_thread(
+                    gpus.wait_gone, server.order.gpus, pids, look_at=self._look_at
+                )
+            else:
+                released = await asyncio.to_thread(
+                    gpus.wait_released, server.order.gpus, server.gpus_before, look_at=self._look_at
+                )
             if not released:
                 why = (why[0], f"{why[1]}; its GPU memory was not given back within {gpus.RELEASE_S:.0f} s")
             for _ in range(100):
                 if server.owner() == "foreign" or procfs.port_is_free(server.port):
                     break
                 await self._clock.sleep(0.05)
+            if _contained(server.order):
+                await asyncio.to_thread(container.sweep, server.order.boot_id)
+            # Nobody writes to it any more; what the server said of keys must not stay in the run folder.
+            await asyncio.to_thread(scrub, server.log.path)
             self._ports.discard(server.port)
             self._ended[server.order.boot_id] = why
             del self._servers[server.order.boot_id]
@@ -387,6 +482,31 @@ def bound(engine: Engine, arm: Arm) -> Engine:
     """The adapter of one arm, for an engine whose pages and counters the arm declares."""
     bind = getattr(engine, "for_arm", None)
     return engine if bind is None else cast("Engine", bind(arm))
+
+
+def scrub(path: Path) -> None:
+    """Rewrite a log without secrets. Left alone where there is none, or where it cannot be read."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _SCRUB_WHOLE:
+            # A log of this size goes line by line: a private key over several lines is not looked for.
+            clean = None
+        else:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            clean = REDACTOR.text(text)
+            if clean == text:
+                return
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as out:
+            if clean is not None:
+                out.write(clean)
+            else:
+                with path.open(encoding="utf-8", errors="replace") as lines:
+                    out.writelines(REDACTOR.text(line) for line in lines)
+        temporary.replace(path)
+
+
+def _contained(order: BootOrder) -> bool:
+    return order.runtime is not None and order.runtime.image is not None
 
 
 def _runtime(order: BootOrder) -> dict[str, Any] | None:
@@ -401,7 +521,7 @@ def _runtime(order: BootOrder) -> dict[str, Any] | None:
 
 def _environment(launch: Launch) -> dict[str, str]:
     """Explicit and minimal: what a shell exported today must not change a measurement."""
-    return {**{k: os.environ[k] for k in _INHERITED if k in os.environ}, **launch.env}
+    return {**{k: os.environ[k] for k in (*_INHERITED, *_HUB) if k in os.environ}, **launch.env}
 
 
 def _process_differences(server: _Server, live: Mapping[str, Any]) -> list[effective.Difference]:
@@ -422,6 +542,13 @@ def _model_ids(body: bytes) -> tuple[str, ...] | None:
         return tuple(str(m["id"]) for m in json.loads(body)["data"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+async def _info(server: _Server, log: str) -> dict[str, Any]:
+    info: dict[str, Any] = {"log": log}
+    for path in server.engine.info_paths():
+        info[path] = await _json(server.base_url + path, server.launch.headers)
+    return info
 
 
 async def _json(url: str, headers: Mapping[str, str]) -> Any:

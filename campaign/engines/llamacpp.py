@@ -19,6 +19,7 @@ from typing import Any
 
 from campaign.client.base import Outcome
 from campaign.engines import failures, prometheus, weights
+from campaign.engines.adapter import Adapter
 from campaign.engines.base import BootOrder, Counters, Launch, StepCounts
 from campaign.engines.llamacpp_server import API_KEY_ENV, KV_DTYPES, parser
 from campaign.errors import PreflightError
@@ -54,7 +55,7 @@ _DRAFTER_SIZES = re.compile(
 _HOST_CACHE = re.compile(r"prompt cache is (enabled|disabled)")
 
 
-class LlamaCpp:
+class LlamaCpp(Adapter):
     """The `Engine` contract for llama.cpp."""
 
     name = "llamacpp"
@@ -84,12 +85,6 @@ class LlamaCpp:
             headers={"Authorization": f"Bearer {key}"},
         )
 
-    def model_id(self, order: BootOrder) -> str:
-        return str(order.config.model)
-
-    def metrics_path(self) -> str | None:
-        return "/metrics"
-
     def info_paths(self) -> tuple[str, ...]:
         return ("/props", "/slots")
 
@@ -118,9 +113,6 @@ class LlamaCpp:
 
     def failure(self, log_tail: str) -> tuple[str, str] | None:
         return failures.find(log_tail, _FAILURES)
-
-    def read_counters(self, metrics_text: str) -> Counters:
-        return prometheus.read(metrics_text)
 
     def steps(
         self, arm: Arm, before: Counters | None, after: Counters | None, outcome: Outcome

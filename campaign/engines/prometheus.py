@@ -156,6 +156,23 @@ def _counters(
     )
 
 
+_HELD = ("num_requests_running", "num_requests_waiting", "requests_processing", "requests_deferred")
+_HELD_NAMES = frozenset(f"{p}{sep}{name}" for p in ("vllm", "llamacpp") for sep in ":_" for name in _HELD)
+
+
+def running(text: str) -> int | None:
+    """Requests that a server runs or holds back, from gauges that it sets at every step (vLLM, llama.cpp).
+
+    SGLang's gauge of this kind is of its last log interval, so it is not read. None where no gauge says.
+    """
+    try:
+        found = samples(text, _HELD_NAMES)
+    except NotPrometheus:
+        return None
+    values = [value for rows in found.values() for _, value in rows]
+    return int(sum(values)) if values and all(math.isfinite(v) and v >= 0 for v in values) else None
+
+
 def _positions(
     found: Mapping[str, list[tuple[dict[str, str], float]]], wanted: tuple[str, ...]
 ) -> tuple[tuple[int, ...] | None, str]:

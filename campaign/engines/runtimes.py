@@ -1,8 +1,8 @@
 """How an engine gets onto this node: a pinned requirement or a lock file in a venv of its own, or a venv that is there.
 
 Installed once a node, before the first anchor, into a folder named after what was asked for. Two arms with two
-versions of one engine have two venvs. An image needs a container engine on the node, which this host does not
-drive: it is refused here, and its digest is recorded where a node was booted from it.
+versions of one engine have two venvs. An image is pulled by its digest and started with podman
+(campaign.engines.container).
 """
 
 import hashlib
@@ -23,6 +23,8 @@ from campaign.spec.models import Arm, Patch, Runtime
 
 _PINNED = re.compile(r"^\s*[A-Za-z0-9_.-]+(?:\[[^\]]*\])?\s*==\s*([A-Za-z0-9_.!+-]+)")
 _DONE = "campaign-runtime.json"
+IMAGE_PYTHON = "python3"
+"""The interpreter of an image, as its own PATH has it."""
 DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
@@ -73,10 +75,11 @@ def python(runtime: Runtime | None, base: Path | None = None, patches: tuple[Pat
     if runtime is None:
         return sys.executable
     if runtime.image is not None:
-        raise PreflightError(
-            f"runtime image {runtime.image.partition('@')[0]}: this node starts engines as processes, not as containers. "
-            "Fix: boot the node from it (nodes.X.image), and give its interpreter as `venv: FOLDER`"
-        )
+        if patches:
+            raise PreflightError(
+                "patches: an image is not written to. Fix: build the patched image, or use a `pip` runtime"
+            )
+        return IMAGE_PYTHON
     found = folder(runtime, base, patches) / "bin" / "python"
     if not found.exists():
         how = (
@@ -109,7 +112,13 @@ def install(
     """
     import time
 
-    if runtime.venv is not None or runtime.image is not None:
+    started = time.monotonic()
+    if runtime.image is not None:
+        from campaign.engines import container
+
+        found = container.pull(runtime.image, timeout_s)
+        return Installed(name, python(runtime, base, patches), found, time.monotonic() - started)
+    if runtime.venv is not None:
         exe = python(runtime, base)
         return Installed(name, exe, _packages(exe), 0.0)
     target = folder(runtime, base, patches)
@@ -118,7 +127,6 @@ def install(
         return Installed(
             name, python(runtime, base, patches), json.loads(mark.read_text(encoding="utf-8")), 0.0
         )
-    started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     host, exe = _host_python(), str(target / "bin" / "python")
@@ -196,6 +204,11 @@ _RECORDED = re.compile(
 
 def versions(exe: str, order: BootOrder) -> dict[str, str]:
     """Versions of engine, torch, NCCL, CUDA and kernels in the interpreter that runs; none for our own."""
+    if order.runtime is not None and order.runtime.image is not None:
+        from campaign.engines import container
+
+        inside = container.packages(order.runtime.image)
+        return {name: found for name, found in sorted(inside.items()) if _RECORDED.match(name)}
     if order.runtime is None or not exe.startswith("/"):
         return {}
     return {name: found for name, found in sorted(_packages(exe).items()) if _RECORDED.match(name)}
@@ -205,7 +218,9 @@ def versions(exe: str, order: BootOrder) -> dict[str, str]:
 def _packages(exe: str) -> dict[str, str]:
     code = (
         "import importlib.metadata as m, json;"
-        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+        # The first of a name on the path is the one that is imported.
+        "print(json.dumps({d.metadata['Name']: d.version for d in reversed(list(m.distributions()))"
+        " if d.metadata['Name']}))"
     )
     done = subprocess.run([exe, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     try:

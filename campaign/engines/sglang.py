@@ -4,6 +4,7 @@ SGLang takes its API key on the command line alone and prints it in its log, so 
 listens on 127.0.0.1, and that is its guard.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 from campaign.client.base import Outcome
 from campaign.engines import failures, gpu, prometheus, runtimes
+from campaign.engines.adapter import Adapter, plain
 from campaign.engines.base import BootOrder, Counters, Launch, StepCounts
 from campaign.errors import PreflightError
 from campaign.spec.models import Arm, Model, Speculation
@@ -54,7 +56,7 @@ _FAILURES = (
 _SIMULATE = ("SGLANG_SIMULATE_ACC_LEN", "SGLANG_SIMULATE_ACC_METHOD")
 
 
-class SGLang:
+class SGLang(Adapter):
     """The `Engine` contract for SGLang."""
 
     name = "sglang"
@@ -75,12 +77,6 @@ class SGLang:
         gpu.apply_patches(order)
         exe = runtimes.python(order.runtime, patches=order.config.patches)
         return Launch(argv=(exe, "-m", "sglang.launch_server", *argv), env=env)
-
-    def model_id(self, order: BootOrder) -> str:
-        return str(order.config.model)
-
-    def metrics_path(self) -> str | None:
-        return "/metrics"
 
     def info_paths(self) -> tuple[str, ...]:
         return ("/server_info", "/model_info", "/v1/loads")
@@ -120,9 +116,6 @@ class SGLang:
     def failure(self, log_tail: str) -> tuple[str, str] | None:
         return failures.find(log_tail, _FAILURES)
 
-    def read_counters(self, metrics_text: str) -> Counters:
-        return prometheus.read(metrics_text)
-
     def steps(
         self, arm: Arm, before: Counters | None, after: Counters | None, outcome: Outcome
     ) -> StepCounts:
@@ -135,12 +128,10 @@ class SGLang:
         usage = outcome.usage
         completion = usage.completion_tokens if usage else None
         cached = _cached(outcome)
-        if arm.speculation is None or arm.speculation.depth == 0:
-            reasons = ("no_usage",) if completion is None else ()
-            return StepCounts(
-                None if completion is None else max(completion - 1, 0),
-                None, None, None, None, None, cached, "none", reasons,
-            )  # fmt: skip
+        undrafted = plain(arm, outcome)
+        if undrafted is not None:
+            return replace(undrafted, cached_tokens=cached)
+        assert arm.speculation is not None
         report = _report(outcome)
         if report is not None:
             return replace(
@@ -164,8 +155,25 @@ class SGLang:
             extras["return_spec_tokens_details"] = True
         return extras
 
-    def versions(self) -> Mapping[str, str]:
-        return {}
+    def running_path(self) -> str | None:
+        return "/v1/loads"
+
+    def running(self, page: bytes) -> int | None:
+        """Requests that run or wait on all ranks."""
+        try:
+            loads = json.loads(page)["loads"]
+            return sum(int(rank["num_running_reqs"]) + int(rank["num_waiting_reqs"]) for rank in loads)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def reset_path(self, arm: Arm) -> str | None:
+        # It also empties the corpus of the n-gram drafter.
+        drafts = arm.speculation is not None and arm.speculation.depth > 0
+        return "/flush_cache" if arm.prefix_cache or (drafts and _ngram(arm)) else None
+
+
+def _ngram(arm: Arm) -> bool:
+    return arm.speculation is not None and arm.speculation.method == "ngram"
 
 
 def own_env(arm: Arm) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from campaign.client.base import Outcome
 from campaign.engines import failures, gpu, prometheus, runtimes
+from campaign.engines.adapter import Adapter, plain
 from campaign.engines.base import BootOrder, Counters, Launch, StepCounts
 from campaign.errors import PreflightError
 from campaign.spec.models import Arm, Model, Runtime, Speculation
@@ -58,7 +59,7 @@ _FAILURES = (
 )
 
 
-class VLLM:
+class VLLM(Adapter):
     """The `Engine` contract for vLLM."""
 
     name = "vllm"
@@ -81,12 +82,6 @@ class VLLM:
             headers={"Authorization": f"Bearer {key}"},
         )
 
-    def model_id(self, order: BootOrder) -> str:
-        return str(order.config.model)
-
-    def metrics_path(self) -> str | None:
-        return "/metrics"
-
     def info_paths(self) -> tuple[str, ...]:
         return ("/version", "/v1/models")
 
@@ -106,9 +101,6 @@ class VLLM:
     def failure(self, log_tail: str) -> tuple[str, str] | None:
         return failures.find(log_tail, _FAILURES)
 
-    def read_counters(self, metrics_text: str) -> Counters:
-        return prometheus.read(metrics_text)
-
     def steps(
         self, arm: Arm, before: Counters | None, after: Counters | None, outcome: Outcome
     ) -> StepCounts:
@@ -119,10 +111,8 @@ class VLLM:
         usage = outcome.usage
         completion = usage.completion_tokens if usage else None
         cached = usage.cached_tokens if usage else None
-        if arm.speculation is None or arm.speculation.depth == 0:
-            reasons = ("no_usage",) if completion is None else ()
-            plain = None if completion is None else max(completion - 1, 0)
-            return StepCounts(plain, None, None, None, None, None, cached, "none", reasons)
+        if (undrafted := plain(arm, outcome)) is not None:
+            return undrafted
         own = ((outcome.timings or {}).get("metrics") or {}).get("speculative_decoding")
         if isinstance(own, dict) and isinstance(own.get("num_spec_steps"), int):
             return replace(_counted(own, completion), cached_tokens=cached)
@@ -131,11 +121,10 @@ class VLLM:
             return StepCounts(None, None, None, None, None, None, cached, "metrics", ("other_traffic",))
         return replace(_within(prometheus.step_counts(d, completion), completion), cached_tokens=cached)
 
-    def request_extras(self, arm: Arm) -> Mapping[str, Any]:  # noqa: ARG002  # contract
-        return {}
-
-    def versions(self) -> Mapping[str, str]:
-        return {}
+    def reset_path(self, arm: Arm) -> str | None:
+        # Served only where the arm itself asked for vLLM's development endpoints.
+        dev = arm.env.get("VLLM_SERVER_DEV_MODE") == "1"
+        return "/reset_prefix_cache" if arm.prefix_cache and dev else None
 
 
 def arguments(arm: Arm, models: Mapping[str, Model], port: int, runtime: Runtime | None = None) -> list[str]:

@@ -28,6 +28,8 @@ def find(model: Model, name: str, suffix: str = ".gguf") -> Path:
 
     Raises PreflightError that says what to install or write.
     """
+    if model.cache is not None and "://" not in model.cache:
+        return _in(Path(model.cache).expanduser(), name, suffix)
     if model.path is not None:
         return _in(Path(model.path).expanduser(), name, suffix)
     if model.package is not None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from campaign.cloud import deadmen, sky_sdk
-from campaign.cloud.sky import candidates_of
+from campaign.cloud.sky_calls import candidates_of
 from campaign.errors import CampaignError
 from campaign.fleet.supervisor import too_few_dead_men
 from campaign.money import micro

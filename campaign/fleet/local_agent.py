@@ -9,7 +9,7 @@ from campaign.clock import Clock
 from campaign.cloud.base import AgentJob, AgentRun, NodeHandle
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.create import read_prompts
-from campaign.fleet.parts import PortsFactory, engine_cores
+from campaign.fleet.parts import PortsFactory, engine_cores, engine_threads
 from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session.agent import AdmitRound, SessionAgent
@@ -32,7 +32,7 @@ class LocalAgentFactory:
         intent, spec = job.intent, parse_canonical(job.spec_json.encode())
         run_dir = RunDir(Path(intent.run_dir))
         ports, progress, stopping = self._ports(), Progress(), asyncio.Event()
-        threads = max((arm.config.threads or 1 for arm in job.plan.arms.values()), default=1)
+        threads = engine_threads(arm.config for arm in job.plan.arms.values())
         who = Identity(
             run=intent.run,
             campaign=intent.campaign,

@@ -24,7 +24,7 @@ from campaign.errors import CampaignError
 from campaign.fleet.cluster import Cluster
 from campaign.fleet.create import read_prompts
 from campaign.fleet.node_budget import NodeBudget
-from campaign.fleet.parts import engine_cores, inline_ports, ray_ports
+from campaign.fleet.parts import engine_cores, engine_threads, inline_ports, ray_ports
 from campaign.fleet.shipper import shipping
 from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.ledger.events import NewEvent
@@ -106,7 +106,7 @@ async def work(folder: Path, order: dict[str, Any], spec: Spec, ports: Ports, cl
     control = FolderControl(folder / "control", order["key"], terms.lease, budget)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, control.give, "the node's lease is over")
-    threads = max((arm.config.threads or 1 for arm in plan.arms.values()), default=1)
+    threads = engine_threads(arm.config for arm in plan.arms.values())
     for name in (run_dir.logs, run_dir.telemetry, run_dir.cell_journals, run_dir.chunks, run_dir.text):
         name.mkdir(parents=True, exist_ok=True)
 

@@ -191,10 +191,12 @@ def _affordable(session: SessionPlan, state: RunState, spec: Spec, clock: Clock)
 
 
 def only(spec: Spec, pair: str) -> Spec:
-    """The spec cut down to one pair or ladder. Raises UserError naming what there is."""
+    """The spec cut down to one pair, ladder or session. Raises UserError naming what there is."""
+    if pair in spec.sessions and pair not in spec.pairs and pair not in spec.ladders:
+        return spec.model_copy(update={"sessions": {pair: spec.sessions[pair]}})
     if pair not in spec.pairs and pair not in spec.ladders:
-        names = ", ".join(sorted([*spec.pairs, *spec.ladders]))
-        raise UserError(f"no pair or ladder {pair!r}. Fix: one of {names}")
+        names = ", ".join(sorted([*spec.pairs, *spec.ladders, *spec.sessions]))
+        raise UserError(f"no pair, ladder or session {pair!r}. Fix: one of {names}")
     sessions = {}
     for name, session in spec.sessions.items():
         kept = session.model_copy(

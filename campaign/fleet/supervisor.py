@@ -14,6 +14,7 @@ from typing import Literal
 
 from campaign.budget.machine import Trip
 from campaign.clock import Clock
+from campaign.cloud import deadmen
 from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, LeaseTerms, NodeHandle, Provider, Quote
 from campaign.errors import CampaignError, ProviderError
 from campaign.fleet.budget import BudgetPort, LeaseGrant
@@ -40,7 +41,7 @@ WAIT_FIRST_S, WAIT_MOST_S = 30.0, 600.0
 """Pauses between launches while there is no capacity."""
 NEVER_BEGAN = frozenset({"capacity", "quota", "credentials", "refused"})
 """Launch errors after which an empty listing means that no node ever was: nothing is billed."""
-DEAD_MEN_NEEDED = 2
+DEAD_MEN_NEEDED = deadmen.NEEDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from campaign.plan.outline import Outline, outline, session_plan
 from campaign.plan.power import Prior
 from campaign.plan.propose import proposals
 from campaign.plan.rules import Resolution, shape_warnings
+from campaign.plan.storage import weights_line
 from campaign.spec.models import Spec
 
 
@@ -74,6 +75,8 @@ def _assumptions(spec: Spec, outlines: list[Outline]) -> tuple[str, ...]:
             for (workload, times), arms in alike.items()
         ),
         *tables,
+        *(f"runtime {name}: {r.image}" for name, r in spec.runtimes.items() if r.image is not None),
+        *(line for o in outlines if (line := weights_line(spec, o)) is not None),
         (
             f"a lease asks for {SAFETY:g} x the expected time + {gates.boot_timeout.total_seconds():g} s "
             f"(boot_timeout) + {gates.request_timeout.total_seconds():g} s (request_timeout), at most max_hours"

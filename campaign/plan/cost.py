@@ -149,16 +149,21 @@ def group_seconds(
     boots: int,
     waves: int,
     concurrency: int,
+    stagger_s: float | None = None,
 ) -> float:
     """Expected seconds of one group, boots and warm-up included; `times` at its concurrency.
 
-    A boot is counted in full even where two could start at once: their starts do not overlap.
+    A boot is counted in full even where two could start at once: their starts do not overlap, unless they share
+    a GPU and follow one another by `stagger_s`.
     """
     in_flight = min(concurrency, workload.n)
     batches = waves * math.ceil(workload.n / in_flight)
     work = [t.request_s(workload, in_flight) * batches for t in times]
     fixed = [t.boot_s + STOP_S + t.request_s(workload) for t in times]
     resident = design in {"alternated", "duet"}
+    if resident and stagger_s is not None:
+        ready_s = max(i * stagger_s + t.boot_s for i, t in enumerate(times))
+        fixed = [ready_s, *(STOP_S + t.request_s(workload) for t in times)]
     busy = max(work) if design == "duet" else sum(work)
     return boots * (sum(fixed) + busy + ROUND_S * (1 if resident else len(times)))
 

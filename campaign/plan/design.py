@@ -5,13 +5,14 @@ from typing import assert_never
 
 from campaign.errors import Problem, SpecError
 from campaign.money import MicroUsd
+from campaign.plan import sharing
 from campaign.plan.arrivals import load_plan, offsets_ns
 from campaign.plan.cost import Price, arm_times, billed, group_seconds, group_tokens_usd
 from campaign.plan.expand import Draft
 from campaign.plan.model import PlannedDesign
 from campaign.plan.order import Layout, waves
 from campaign.plan.text import dollars, span
-from campaign.spec.models import Arm, Node, SkyNode, Spec
+from campaign.spec.models import Arm, Candidate, Node, SkyNode, Spec
 
 _RESIDENT: tuple[PlannedDesign, ...] = ("alternated", "duet")
 _FREE_OF_GPU = frozenset({"llamacpp", "api"})
@@ -42,11 +43,18 @@ class Choice:
 
 
 def node_gpus(node: Node) -> tuple[int, ...]:
-    """GPU indexes of a node: the ones it lists, or all that are rented."""
+    """GPU indexes of a node: the ones it lists, or those that every candidate has.
+
+    Which candidate will be had is not known before the launch: where one of them is smaller, the larger ones' further
+    GPUs stay idle; where all have eight, a pair of 4-GPU arms runs on both halves.
+    """
     if not isinstance(node, SkyNode):
         return tuple(node.gpus)
-    count = node.accelerators.partition(":")[2]
-    return tuple(range(int(count) if count.isdigit() else 1))
+    counts = [
+        (c.accelerators or node.accelerators).partition(":")[2]
+        for c in node.any_of or node.ordered or (Candidate(),)
+    ]
+    return tuple(range(min(int(count) if count.isdigit() else 1 for count in counts)))
 
 
 def gpus_needed(arm: Arm, available: int) -> int:
@@ -78,15 +86,24 @@ def choose(spec: Spec, node_name: str, draft: Draft, price: Price) -> Choice:
     else:
         design, reason = draft.design, "asked for in the file"
     boots = _boots(design, draft.boots)
-    seconds = _seconds(spec, draft, design, boots)
+    shared = design in _RESIDENT and sum(needs) > len(gpus)
+    if shared:
+        sharing.require(draft)
+    stagger_s = _stagger_s(spec, node_name) if shared else None
+    seconds = _seconds(spec, draft, design, boots, stagger_s)
     return Choice(
         draft,
         design,
         boots,
         seconds,
-        f"{reason}; {_alternatives(spec, draft, design, price, resident=blocker is None)}",
-        _notes(draft, design, boots, blocker, shared=sum(needs) > len(gpus)),
+        f"{reason}; {_alternatives(spec, draft, design, price, resident=blocker is None, stagger_s=stagger_s)}",
+        (*_notes(draft, design, boots, blocker), *(sharing.notes(draft) if shared else ())),
     )
+
+
+def _stagger_s(spec: Spec, node_name: str) -> float | None:
+    stagger = getattr(spec.nodes[node_name], "boot_stagger", None)
+    return None if stagger is None else float(stagger.total_seconds())
 
 
 def _strongest(draft: Draft, blocker: str | None, *, on_gpus: bool) -> tuple[PlannedDesign, str]:
@@ -125,13 +142,23 @@ def _boots(design: PlannedDesign, asked: int) -> int:
             assert_never(design)
 
 
-def _seconds(spec: Spec, draft: Draft, design: PlannedDesign, boots: int) -> float:
+def _seconds(
+    spec: Spec, draft: Draft, design: PlannedDesign, boots: int, stagger_s: float | None = None
+) -> float:
     workload = spec.workloads[draft.workload]
     in_flight = min(draft.concurrency, workload.n)
     times = [arm_times(arm.config, workload, in_flight) for arm in draft.arms]
     plan = load_plan(draft.load, draft.concurrency, workload.n)
     sets = waves(boots, draft.concurrency) + (2 * plan.cut_sets if plan is not None else 0)
-    seconds = group_seconds(design, times, workload, boots=boots, waves=sets, concurrency=draft.concurrency)
+    seconds = group_seconds(
+        design,
+        times,
+        workload,
+        boots=boots,
+        waves=sets,
+        concurrency=draft.concurrency,
+        stagger_s=stagger_s,
+    )
     if plan is None or not plan.open or draft.load is None:
         return seconds
     # An open loop lasts as long as its plan does, however fast the engine is.
@@ -139,28 +166,33 @@ def _seconds(spec: Spec, draft: Draft, design: PlannedDesign, boots: int) -> flo
     return max(seconds, boots * len(times) * last / 1e9 + seconds)
 
 
-def _alternatives(spec: Spec, draft: Draft, taken: PlannedDesign, price: Price, *, resident: bool) -> str:
+def _alternatives(
+    spec: Spec,
+    draft: Draft,
+    taken: PlannedDesign,
+    price: Price,
+    *,
+    resident: bool,
+    stagger_s: float | None,
+) -> str:
     feasible: tuple[PlannedDesign, ...] = ("blocks", "bracketed")
     feasible = (*_RESIDENT, *feasible) if resident else feasible
     shown = []
     for design in (taken, *(d for d in feasible if d != taken)):
-        seconds = _seconds(spec, draft, design, _boots(design, draft.boots))
+        seconds = _seconds(spec, draft, design, _boots(design, draft.boots), stagger_s)
         cost = f"{span(seconds)} and {dollars(billed(price, seconds))}"
         shown.append(cost if design == taken else f"{design} {cost}")
     return f"{shown[0]} (instead: {', '.join(shown[1:])})"
 
 
-def _notes(
-    draft: Draft, design: PlannedDesign, boots: int, blocker: str | None, *, shared: bool
-) -> tuple[str, ...]:
+def _notes(draft: Draft, design: PlannedDesign, boots: int, blocker: str | None) -> tuple[str, ...]:
     notes = []
     if boots > draft.boots:
         notes.append(f"{draft.where}: design blocks takes {boots} boots an arm, not boots: {draft.boots}")
     if boots < draft.boots:
         notes.append(f"{draft.where}: design bracketed boots each arm once, not boots: {draft.boots} times")
     if design in _RESIDENT and blocker is not None:
-        remedy = "; they share its first ones, so their memory fractions must leave room" if shared else ""
-        notes.append(f"{draft.where}: design {design} was asked for, but {blocker}{remedy}")
+        notes.append(f"{draft.where}: design {design} was asked for, but {blocker}")
     if design == "bracketed" and draft.design == "auto":
         notes.append(
             f"{draft.where}: one boot an arm cannot tell the arm from its boot; set boots to 2 or more"

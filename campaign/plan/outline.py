@@ -21,6 +21,7 @@ from campaign.plan.expand import Draft, anchor, expand
 from campaign.plan.model import ArmPlan, GroupPlan, SessionPlan
 from campaign.plan.order import build_rounds
 from campaign.plan.power import RESIDENT
+from campaign.plan.storage import load_s
 from campaign.spec.models import Spec
 
 
@@ -63,7 +64,8 @@ def outline(
     groups = tuple((c.draft.name, c) for c in chosen)
     if spec.sessions[name].anchor:
         groups = _with_anchors(spec, chosen, choose(spec, node, anchor(spec), price))
-    setup_s = SETUP_S[spec.nodes[node].provider]
+    arms = [arm.config for _, choice in groups for arm in choice.draft.arms]
+    setup_s = SETUP_S[spec.nodes[node].provider] + load_s(spec, node, arms)
     work_s = sum(c.seconds for _, c in groups)
     tokens = MicroUsd(sum(c.tokens_usd(spec) for _, c in groups))
     terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates, tokens, hold_s)

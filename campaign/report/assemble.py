@@ -18,6 +18,7 @@ from campaign.money import usd
 from campaign.plan.model import CampaignPlan
 from campaign.report import facts, past, queries
 from campaign.report.further import further
+from campaign.report.instrument import instrument
 from campaign.report.model import Report, Source, verdict_key
 from campaign.store.row import RequestRow
 from campaign.store.run import Run
@@ -100,6 +101,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             prior=known,
             stopped=state.stopped_early,
         ),
+        instrument=instrument(run.dir, ((x.session or "?", x.id) for x in state.leases.values()), events),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(
             found, plan, valid, {t: sum(e.type == t for e in events) for t in (*_MONEY, "boot_ready")}

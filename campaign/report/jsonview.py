@@ -100,6 +100,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "stopped_early": report.further.looks,
         "economics": report.further.economics,
         "frontiers": report.further.frontiers,
+        "instrument": dict(report.instrument),
         "prior_runs": list(report.prior_runs),
         "sources": {
             k: {"query": s.query, "language": s.language, "n": s.n, "unit": s.unit}

@@ -75,7 +75,8 @@ class LiveDisplay:
         for note in self._fresh(s.notes):
             self._print(f"[{words.duration(s.elapsed_s)}] {note}")
         # A session that changes its state is news; a request that ends is not.
-        shape = tuple((x.name, x.state) for x in s.sessions)
+        # Nor is another shard: `loading shard 3/7` is news once.
+        shape = tuple((x.name, x.state.partition(" ")[0]) for x in s.sessions)
         due = self._last_line_s is None or now - self._last_line_s >= _EVERY_S
         if not due and shape == self._last_shape:
             return

@@ -171,6 +171,8 @@ class Report:
 
     further: Further = field(default_factory=Further)
     """Results beside the verdicts: across sessions, champions, composites, decompositions, economics."""
+    instrument: Mapping[str, Any] = field(default_factory=dict)
+    """`selfchecks`, `cells` and `sentences` about the client's stamps (campaign.report.instrument)."""
     prior_runs: tuple[str, ...] = ()
     """Earlier runs of the store whose boot variance joined the verdicts."""
 

@@ -14,14 +14,15 @@ from campaign.analysis.drift import judge
 from campaign.analysis.looks import take
 from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
-from campaign.engines import runtimes
+from campaign.engines import models, runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session import added
 from campaign.session.added import MARGIN_S
-from campaign.session.instrument import self_check
+from campaign.session.instrument import self_check, share_load
 from campaign.session.ports import Command, Control
 from campaign.session.round import RoundRunner, SessionContext, Stopped, Tripped
+from campaign.spec.storage import models_of
 from campaign.store import ballast
 from campaign.store.row import RequestRow
 
@@ -100,6 +101,8 @@ class SessionAgent:
         await self._install()
         checked = await self_check(ctx.ports)
         ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
+        shared = await share_load(ctx.ports, checked, ctx.plan, ctx.spec, ctx.cpus)
+        ctx.store.put_json("provenance", f"{ctx.who.session}/client-{ctx.who.lease}", shared)
         await self._groups()
         await self._hold()
 
@@ -186,6 +189,23 @@ class SessionAgent:
             record = {"runtime": name, "packages": dict(done.packages), "seconds": done.seconds}
             suffix = f"-{runtimes.folder(runtime, patches=patches).name}" if patches else ""
             ctx.store.put_json("provenance", f"{ctx.who.session}/runtime-{name}{suffix}", record)
+        await self._weights()
+
+    async def _weights(self) -> None:
+        """Put the weights onto the node, and hash them where the spec asks, before the first anchor."""
+        ctx = self._ctx
+
+        def say(what: str) -> None:
+            ctx.progress.state = what
+
+        for name in models_of(a.config for a in ctx.plan.arms.values()):
+            model = ctx.spec.models.get(name)
+            # Without a mirror or a pin there is nothing to do: the engine finds or fetches them.
+            if model is None or (model.cache is None and model.verify == "size" and model.sha256 is None):
+                continue
+            ctx.check()
+            done = await asyncio.to_thread(models.prepare, name, model, say)
+            ctx.store.put_json("provenance", f"{ctx.who.session}/model-{name}", done.to_json())
 
     # --- rounds
 

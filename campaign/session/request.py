@@ -9,7 +9,7 @@ from campaign.client.lag import judge
 from campaign.client.measure import row_fields
 from campaign.engines.base import BootRecord, StepCounts
 from campaign.plan.model import ArmPlan, BootPlan, GroupPlan, RequestPlan, RoundPlan
-from campaign.spec.models import Arm, Workload
+from campaign.spec.models import Arm, ClientOptions, Workload
 from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompt, body
 
@@ -94,6 +94,7 @@ def make_job(
     timeout_s: float,
     sidecar_dir: str | None,
     start_ns: int | None = None,
+    client: ClientOptions | None = None,
 ) -> Job:
     """The request as it goes onto the wire."""
     request_id = f"{fields['boot_id']}/{fields['phase']}/o{fields['order']}s{fields['slot']}x{fields['seed']}"
@@ -109,12 +110,42 @@ def make_job(
         headers=dict(boot.record.headers),
         sidecar_dir=sidecar_dir,
         start_ns=start_ns,
+        connection=client.connection if client is not None else "new",
+        proxy=client.proxy if client is not None else None,
     )
 
 
 def _may_draft(arm: Arm) -> bool:
     """Whether a token need not be a step: the arm speculates, or a provider does not say."""
     return arm.speculation is not None or arm.engine == "api"
+
+
+def gpu_fields(
+    gpus: tuple[int, ...], window: Mapping[str, float | None], *, alone: bool
+) -> dict[str, float | None]:
+    """Row fields of the GPUs of one engine over the time of one request, by NVML.
+
+    Power is summed over its GPUs, clocks are their mean, and the worst one counts for what slows it. `alone`:
+    nothing else ran on them, so their energy is this request's.
+    """
+
+    def of(name: str) -> list[float] | None:
+        values = [window.get(f"gpu{i}_{name}") for i in gpus]
+        known = [v for v in values if v is not None]
+        return known if known and len(known) == len(values) else None
+
+    def mean(values: list[float] | None) -> float | None:
+        return None if values is None else sum(values) / len(values)
+
+    power, throttle, cap, joules = of("w"), of("throttle"), of("power_cap"), of("joules")
+    return {
+        "joules": None if joules is None or not alone else sum(joules),
+        "gpu_w": None if power is None else sum(power),
+        "gpu_sm_mhz": mean(of("sm_mhz")),
+        "gpu_mem_mhz": mean(of("mem_mhz")),
+        "gpu_throttle": None if throttle is None else max(throttle),
+        "gpu_power_cap": None if cap is None else max(cap),
+    }
 
 
 def make_row(

@@ -23,6 +23,8 @@ from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd
 from campaign.plan.cost import request_tokens_usd
 from campaign.plan.model import BootPlan, GroupPlan, RequestPlan, RoundPlan, SessionPlan
+from campaign.redact import REDACTOR
+from campaign.session.cell import CellWindow, asked, show_loading, whole
 from campaign.session.instrument import CellLag
 from campaign.session.ports import Command, Journal, Ports
 from campaign.session.request import (
@@ -30,6 +32,7 @@ from campaign.session.request import (
     Measured,
     boot_id,
     cell_name,
+    gpu_fields,
     identity_fields,
     make_job,
     make_row,
@@ -132,6 +135,27 @@ def inert(drafts: int, refused_tokens: int) -> bool:
     return drafts >= INERT_DRAFTS and refused_tokens == 0
 
 
+def growth(before: Counters | None, after: Counters | None) -> dict[str, int] | None:
+    """What a server's counters gained between two scrapes of one process; None where either is missing.
+
+    A counter that was absent before and is there now stood at zero (SGLang makes it at the first draft).
+    """
+    if before is None or after is None or before.started != after.started:
+        return None
+    out = {}
+    for name in ("drafts", "drafted", "accepted", "verify_steps", "generated", "cached_tokens"):
+        first, last = getattr(before, name), getattr(after, name)
+        if last is not None:
+            out[name] = int(last - (first or 0))
+    return out
+
+
+def shares_gpus(round_: RoundPlan) -> bool:
+    """Whether two boots of a round are on one GPU."""
+    all_gpus = [g for boot in round_.boots for g in boot.gpus]
+    return len(all_gpus) > len(set(all_gpus))
+
+
 class RoundRunner:
     """Runs one round of one group."""
 
@@ -145,8 +169,15 @@ class RoundRunner:
         self._rows: dict[str, list[bool]] = {}
         """Arm -> of each measured request, whether its row is valid."""
         self._lags: dict[str, CellLag] = {}
+        self._before: dict[str, Counters | None] = {}
+        """Arm -> its server's counters after warm-up, where no request can claim them for itself."""
         self._drafting: dict[str, tuple[int, int]] = {}
         """Arm -> drafts so far, and drafted tokens that were refused."""
+        self._windows: dict[str, list[CellWindow]] = {}
+        """Arm -> its waves above concurrency 1, where no request can claim the server's counters."""
+        self._open: dict[str, CellWindow] = {}
+        self._settled: dict[str, dict[str, Any] | None] = {}
+        """Arm -> how its server was drained and its cache reset after warm-up."""
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
@@ -158,6 +189,8 @@ class RoundRunner:
             self._mark("warmup", self._group.name)
             for request in self._round.warmup:
                 await self._send(request, "warmup")
+            if self._group.concurrency > 1:
+                self._before = {arm: await self._scraped(boot) for arm, boot in self._boots.items()}
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
             await self._commit(start_ns)
@@ -172,7 +205,9 @@ class RoundRunner:
 
     async def _boot_all(self) -> None:
         # Engines with GPUs of their own load side by side; on shared cores they would slow each other.
-        if all(boot.gpus for boot in self._round.boots):
+        if shares_gpus(self._round):
+            await self._boot_shared()
+        elif all(boot.gpus for boot in self._round.boots):
             results = await asyncio.gather(*map(self._boot, self._round.boots), return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException):
@@ -181,6 +216,26 @@ class RoundRunner:
             for boot in self._round.boots:
                 self._ctx.check()
                 await self._boot(boot)
+
+    async def _boot_shared(self) -> None:
+        """In order of places: each start finds the memory that those before it have left."""
+        stagger = getattr(self._ctx.spec.nodes[self._ctx.plan.node], "boot_stagger", None)
+        if stagger is None:
+            for boot in self._round.boots:
+                self._ctx.check()
+                await self._boot(boot)
+            return
+
+        async def late(index: int, boot: BootPlan) -> None:
+            pause = asyncio.ensure_future(self._ctx.clock.sleep(index * stagger.total_seconds()))
+            try:
+                await self._stopped_before(pause)
+            finally:
+                pause.cancel()
+            self._ctx.check()
+            await self._boot(boot)
+
+        await self._all(late(i, boot) for i, boot in enumerate(self._round.boots))
 
     async def _boot(self, boot: BootPlan) -> None:
         ctx = self._ctx
@@ -201,6 +256,7 @@ class RoundRunner:
             log_path=str(ctx.run_dir.logs / f"{flat(name)}.log"),
             boot_timeout_s=ctx.spec.gates.boot_timeout.total_seconds(),
             runtime=ctx.spec.runtimes.get(arm.config.runtime or ""),
+            shared=shares_gpus(self._round),
         )
         try:
             record = await self._unless_stopped(order)
@@ -215,6 +271,7 @@ class RoundRunner:
         # A boot may take ten minutes at $50 an hour: a stop does not wait for it.
         ctx = self._ctx
         boot = asyncio.ensure_future(ctx.ports.host.boot(order))
+        shown = asyncio.ensure_future(show_loading(ctx.ports.host, order.boot_id, ctx.clock, ctx.progress))
         try:
             if await self._stopped_before(boot):
                 boot.cancel()
@@ -223,6 +280,7 @@ class RoundRunner:
                 ctx.check()
             return await boot
         finally:
+            shown.cancel()
             boot.cancel()
 
     async def _stopped_before(self, work: "asyncio.Future[Any]") -> bool:
@@ -263,6 +321,7 @@ class RoundRunner:
     # --- requests
 
     async def _sequence(self, phase: Phase) -> None:
+        await self._settle()
         if self._group.concurrency == 1 and self._group.design != "duet":
             for request in self._round.sequence:
                 await self._send(request, phase)
@@ -298,7 +357,7 @@ class RoundRunner:
                 await self._unless_failed(failed, request, phase, alone=False, start_ns=due)
 
         failed: list[bool] = []
-        await self._all(one(request) for request in run)
+        await self._counted(run, phase, (one(request) for request in run))
 
     async def _unless_failed(
         self,
@@ -333,7 +392,28 @@ class RoundRunner:
                 await self._unless_failed(failed, request, phase, alone=self._group.concurrency == 1)
 
         failed: list[bool] = []
-        await self._all(one(request) for request in wave)
+        await self._counted(wave, phase, (one(request) for request in wave))
+
+    async def _counted(
+        self, wave: Sequence[RequestPlan], phase: Phase, work: Iterable[Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run a wave between two scrapes of each server, where requests overlap on it."""
+        arms = list(dict.fromkeys(r.arm for r in wave)) if self._group.concurrency > 1 else []
+        host = self._ctx.ports.host
+        self._open = {arm: CellWindow(await host.counters(self._boots[arm].record.boot_id)) for arm in arms}
+        await self._all(work)
+        for arm, window in self._open.items():
+            window.after = await host.counters(self._boots[arm].record.boot_id)
+            if phase != "warmup":
+                self._windows.setdefault(arm, []).append(window)
+        self._open = {}
+
+    async def _settle(self) -> None:
+        """No request of the warm-up runs on, and nothing of it is kept where the engine can forget it."""
+        for arm, boot in self._boots.items():
+            name = boot.record.boot_id
+            self._settled[arm] = await asked(self._ctx.ports.host, "settle", name)
+            self._ctx.progress.last_counters.pop(name, None)
 
     async def _send(
         self, request: RequestPlan, phase: Phase, *, alone: bool = True, start_ns: int | None = None
@@ -367,6 +447,7 @@ class RoundRunner:
                     ctx.spec.gates.request_timeout.total_seconds(),
                     writer.sidecar_dir,
                     start_ns if refused == 1 else None,
+                    ctx.spec.client,
                 )
             )
             self._bill_tokens(boot, outcome)
@@ -380,8 +461,11 @@ class RoundRunner:
             fields = {**fields, "attempt": refused}
         after = await ctx.ports.host.counters(boot.record.boot_id) if alone else None
         ctx.progress.last_counters[boot.record.boot_id] = after
+        fields = {**fields, **await self._on_gpus(boot, outcome, alone=alone)}
         row = make_row(fields, boot, prompt, outcome, engine.steps(boot.arm.config, before, after, outcome))
         await self._on_disk(writer.finish, row)
+        if request.arm in self._open:
+            self._open[request.arm].add(row.completion_tokens, finished=row.state in {"ok", "short"})
         if row.drafts and row.drafted and row.accepted is not None:
             drafts, refused_tokens = self._drafting.get(request.arm, (0, 0))
             self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
@@ -389,6 +473,14 @@ class RoundRunner:
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
             self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
+
+    async def _on_gpus(self, boot: Measured, outcome: Outcome, *, alone: bool) -> dict[str, float | None]:
+        """What the boot's GPUs did during a request; nothing where it has none."""
+        end_ns = outcome.done_ns or outcome.last_ns
+        if not boot.plan.gpus or end_ns is None:
+            return {}
+        window = await self._ctx.ports.telemetry.window(outcome.sent_ns, end_ns)
+        return gpu_fields(boot.plan.gpus, window, alone=alone and self._group.design != "duet")
 
     async def _pause(self, seconds: float) -> None:
         """Wait between requests; a stop ends it."""
@@ -466,6 +558,10 @@ class RoundRunner:
         for arm, valid in self._rows.items():
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
+        servers = {arm: await self._unchanged(arm) for arm in self._writers}
+        grown = {
+            arm: growth(before, await self._scraped(self._boots[arm])) for arm, before in self._before.items()
+        }
         read = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
         telemetry = {name: finite(value) for name, value in read.items()}
         slow = telemetry_trip(telemetry, self._ctx.limits, self._ctx.who.session)
@@ -477,10 +573,39 @@ class RoundRunner:
                 "files": [asdict(f) for f in writer.seal(self._late(arm))],
                 "telemetry": telemetry,
                 "client": self._lags[arm].to_json() if arm in self._lags else None,
+                "server": servers[arm],
+                **self._overlapping(arm),
+                "counters": grown.get(arm),
             }
             for arm, writer in self._writers.items()
         ]
         self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+
+    async def _unchanged(self, arm: str) -> dict[str, Any] | None:
+        """The server's pages again; raises EngineError where what is in force is not what it was at boot."""
+        boot = self._boots[arm]
+        found = await asked(self._ctx.ports.host, "recheck", boot.record.boot_id)
+        if found is None:
+            return None
+        if found["effective"]:
+            why = f"{boot.record.boot_id}: changed while it was measured: {'; '.join(found['effective'])}"
+            raise EngineError("not_effective", why)
+        return {"settled": self._settled.get(arm), "changed": found["pages"]}
+
+    def _overlapping(self, arm: str) -> dict[str, Any]:
+        """Steps and acceptance of the cell and of its waves, where requests overlap; nothing else."""
+        windows = self._windows.get(arm)
+        if not windows:
+            return {}
+        spec = self._boots[arm].arm.config.speculation
+        depth = spec.depth if spec else None
+        return {
+            "overlapping": whole(windows).to_json(depth),
+            "waves": [window.to_json(depth) for window in windows],
+        }
+
+    async def _scraped(self, boot: Measured) -> Counters | None:
+        return await self._ctx.ports.host.counters(boot.record.boot_id)
 
     def _requested(self) -> float | None:
         return self._group.load.rate if self._group.load is not None else None
@@ -522,6 +647,6 @@ class RoundRunner:
 def _tail(path: str, lines: int = 5) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # the path crossed a process as text
-            return "".join(file.readlines()[-lines:])
+            return REDACTOR.text("".join(file.readlines()[-lines:]))
     except OSError:
         return ""

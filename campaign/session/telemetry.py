@@ -128,7 +128,8 @@ class Machine:
         nvml = self._nvml
         for i, handle in enumerate(self._gpus):
             for name, call in _GPU_GAUGES.items():
-                with contextlib.suppress(nvml.NVMLError):
+                # A reading that this driver or binding lacks is not there; the others are.
+                with contextlib.suppress(nvml.NVMLError, AttributeError):
                     gauges[f"gpu{i}_{name}"] = float(call(nvml, handle))
             with contextlib.suppress(nvml.NVMLError):
                 counters[f"gpu{i}_joules"] = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
@@ -171,6 +172,11 @@ def _throttled(nvml: Any, handle: Any) -> bool:
     return bool(reasons & bad)
 
 
+def _power_capped(nvml: Any, handle: Any) -> bool:
+    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap)
+
+
 _GPU_GAUGES: Mapping[str, Callable[[Any, Any], float]] = {
     "w": lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h) / 1000,
     "c": lambda nvml, h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
@@ -179,11 +185,13 @@ _GPU_GAUGES: Mapping[str, Callable[[Any, Any], float]] = {
     "util": lambda nvml, h: nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100,
     "used_mib": lambda nvml, h: nvml.nvmlDeviceGetMemoryInfo(h).used / 2**20,
     "throttle": _throttled,
+    "power_cap": _power_capped,
 }
 
 
 def _nvml(missing: dict[str, str]) -> tuple[Any, list[Any]]:
-    if not Path("/proc/driver/nvidia").exists():
+    # A sandboxed kernel has the devices and no /proc entry.
+    if not any(Path(p).exists() for p in ("/proc/driver/nvidia", "/dev/nvidiactl")):
         missing["gpu"] = "no NVIDIA driver"
         return None, []
     try:
@@ -298,7 +306,8 @@ class HostTelemetry:
         if gpu_joules:
             known = [j for j in gpu_joules if j is not None]
             joules = sum(known) if len(known) == len(gpu_joules) else None
-        out = {
+        out: dict[str, float | None] = dict(zip(sorted(names), gpu_joules, strict=True))
+        out |= {
             "cpu_load": _share(busy, total),
             "cpu_max_load": _busiest(samples, start_ns, end_ns),
             "steal": _share(steal, total),

@@ -19,6 +19,7 @@ from campaign.spec.traps import arm_traps, file_traps
 
 _PINNED = re.compile(r"==|@ |\.whl$")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_TAG = re.compile(r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
 RUNTIME_SOURCES = ("pip", "lock", "image", "venv")
 _NEEDS_MODEL = frozenset({"llamacpp", "sglang", "vllm"})
 
@@ -116,8 +117,9 @@ def _runtimes(parts: Parts) -> Iterator[Problem]:
             yield parts.problem(at, f"needs exactly one of {', '.join(RUNTIME_SOURCES)}", fix)
         elif runtime.pip is not None and not _PINNED.search(runtime.pip):
             yield parts.problem((*at, "pip"), "is not pinned", f"write {runtime.pip}==VERSION")
-        elif runtime.image is not None and not _DIGEST.search(runtime.image):
-            yield parts.problem((*at, "image"), "is not pinned by digest", "write NAME@sha256:64_HEX_DIGITS")
+        elif runtime.image is not None and not (_DIGEST.search(runtime.image) or _TAG.search(runtime.image)):
+            fix = "write NAME@sha256:64_HEX_DIGITS, or NAME:TAG, which is resolved to its digest when planned"
+            yield parts.problem((*at, "image"), "has neither a digest nor a tag", fix)
 
 
 def _arms(parts: Parts) -> Iterator[Problem]:
@@ -224,6 +226,13 @@ def _ray(parts: Parts) -> Iterator[Problem]:
         )
 
 
+def _client(parts: Parts) -> Iterator[Problem]:
+    proxy = parts.client.proxy if parts.client is not None else None
+    if proxy is not None and not re.fullmatch(r"http://[A-Za-z0-9_.\[\]:-]+", proxy):
+        fix = "write http://host:port; a user and a password do not belong in this file"
+        yield parts.problem(("client", "proxy"), "is not the address of an HTTP proxy", fix)
+
+
 _RULES: tuple[Rule, ...] = (
     _references,
     _nodes,
@@ -240,4 +249,5 @@ _RULES: tuple[Rule, ...] = (
     fits,
     file_traps,
     _ray,
+    _client,
 )

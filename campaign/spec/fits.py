@@ -1,14 +1,16 @@
 """Rules of what runs where: GPUs for the arm, context for the tokens, places for the requests in flight."""
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from campaign.errors import Problem, SpecError
-from campaign.spec.models import Arm, AttachNode, LocalNode, Node, Session, Workload
+from campaign.spec.models import Arm, AttachNode, LocalNode, Node, Session, SkyNode, Workload
 from campaign.spec.parts import Parts
 from campaign.spec.resolve import with_fields
+from campaign.spec.storage import KEEP_GB, disk_gb, fetched, models_of
 
 ACCELERATORS = re.compile(r"[A-Za-z0-9_.-]+:([1-9][0-9]{0,2})")
 """NAME:COUNT."""
@@ -47,6 +49,9 @@ def fits(parts: Parts) -> Iterator[Problem]:
             for lack in (_gpus(session.node, node, use), _context(parts, use), _room(use)):
                 if lack is not None and (lack.path not in worst or worst[lack.path].need < lack.need):
                     worst[lack.path] = lack
+        lack = _disk(parts, session.node, node, [use.arm for use in _uses(parts, session)])
+        if lack is not None and (lack.path not in worst or worst[lack.path].need < lack.need):
+            worst[lack.path] = lack
     for lack in worst.values():
         yield parts.problem(lack.path, lack.why, lack.fix)
 
@@ -95,13 +100,38 @@ def _gpus(name: str, node: Node | None, use: _Use) -> _Lack | None:
         have, fix = len(node.gpus), f"list them in nodes.{name}.gpus, or lower tp"
         at: tuple[str, ...] = ("nodes", name)
     else:
-        match = ACCELERATORS.fullmatch(node.accelerators)
-        if match is None:
+        offered = [c.accelerators or node.accelerators for c in node.any_of or node.ordered] or [
+            node.accelerators
+        ]
+        matches = [ACCELERATORS.fullmatch(a) for a in offered]
+        if None in matches:
             return None
-        have, fix, at = int(match[1]), "rent more, or lower tp", ("nodes", name, "accelerators")
+        have, fix, at = (
+            min(int(m[1]) for m in matches if m),
+            "rent more, or lower tp",
+            ("nodes", name, "accelerators"),
+        )
     if use.arm.tp <= have:
         return None
     return _Lack(at, use.arm.tp, f"has {have} GPUs and arm {use.label} needs {use.arm.tp} (tp)", fix)
+
+
+def _disk(parts: Parts, name: str, node: Node | None, arms: list[Arm]) -> _Lack | None:
+    """A rented disk must hold every model of the session at once: arms alternate, and nothing is fetched twice."""
+    if not isinstance(node, SkyNode) or node.disk_gb is None:
+        return None
+    names = models_of(arms)
+    need = disk_gb(names, parts.models)
+    if need is None or need <= node.disk_gb:
+        return None
+    listed = ", ".join(f"{n} {parts.models[n].gb:g} GB" for n in names if fetched(parts.models[n]))
+    why = f"has {node.disk_gb} GB, and a session on it fetches {listed} beside {KEEP_GB:g} GB for system and engines"
+    return _Lack(
+        ("nodes", name, "disk_gb"),
+        math.ceil(need),
+        why,
+        f"raise it to at least {math.ceil(need)}, or give the models a `cache:` folder",
+    )
 
 
 def _context(parts: Parts, use: _Use) -> _Lack | None:

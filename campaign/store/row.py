@@ -128,6 +128,15 @@ class RequestRow:
     step_ms: float | None = None
     tpot_ms: float | None = None
     joules: float | None = None
+    """Energy of the engine's GPUs from sending to the end; None where other requests were in flight."""
+    gpu_w: float | None = None
+    """Mean power of the engine's GPUs together while the request ran; the next ones over its GPUs likewise."""
+    gpu_sm_mhz: float | None = None
+    gpu_mem_mhz: float | None = None
+    gpu_throttle: float | None = None
+    """Share of samples slowed by heat, power brake or hardware."""
+    gpu_power_cap: float | None = None
+    """Share of samples held by the power cap, a normal state of a busy GPU."""
     # --- what became of it
     state: State
     finish: str | None = None

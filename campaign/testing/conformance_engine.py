@@ -6,23 +6,28 @@
         def case(self) -> EngineCase:
             return EngineCase(engine=..., arm=..., models=...)
 
-The checks of a live server boot the real engine through `LocalEngineHost`; nothing is emulated.
+The checks of a live server boot the real engine through `LocalEngineHost`; nothing is emulated. A case that
+replays recorded bytes says which answers there are (`lengths`), since no others can be had. On a server that
+somebody else runs (`campaign.testing.conformance_live`) the checks that would end or stop it are skipped by name.
 """
 
 import json
 import os
 import signal
+import unittest
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaign.client.base import Outcome, Usage
+from campaign.client.base import Job, Outcome, Usage
+from campaign.client.http import HttpClient
 from campaign.engines import fetch, procfs
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, StepCounts
 from campaign.engines.host import LocalEngineHost
 from campaign.engines.prometheus import NotPrometheus
 from campaign.errors import EngineError, PreflightError
+from campaign.session.ports import EngineHost
 from campaign.spec.models import Arm, Model
 
 PROMPT = 'Repeat this JSON exactly five times: {"id": 1, "name": "alpha", "tags": ["a", "b"], "score": 0.5}'
@@ -42,6 +47,21 @@ class EngineCase:
     pages: tuple[tuple[str, Mapping[str, int | None]], ...] = ()
     """Metrics pages of this engine, and values of `Counters` fields that they must read to."""
     boot_timeout_s: float = 60.0
+    life_tokens: int = 8
+    """Length of the one request of `test_life`."""
+    lengths: tuple[int, ...] = (1, 2, 9, 33, 64)
+    """Output lengths on which the identity of steps is checked."""
+    stream_tokens: int = 24
+    """Length of the stream that the load client reads."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request, e.g. `return_meta_info`."""
+    grows: int | None = None
+    """By how much the counter of generated tokens grows over the request of `test_life`; None is its length.
+    Recorded pages were taken around other requests than the recorded answer."""
+    answers: bool = True
+    """False where no answer outside a stream is to be had."""
+    recorded: bool = False
+    """The counters are a recording: they do not say what this request did."""
 
 
 async def request(engine: Engine, arm: Arm, record: BootRecord, *, max_tokens: int, **extra: Any) -> Outcome:
@@ -80,8 +100,50 @@ async def request(engine: Engine, arm: Arm, record: BootRecord, *, max_tokens: i
         error_code=None,
         error=None,
         text_sha256=None,
-        timings=answer.get("timings"),
+        timings=_report(answer),
     )
+
+
+def _report(answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The engine's own words on a request, as the load client keeps them from a stream."""
+    out = dict(answer.get("timings") or {})
+    holders = (answer, *answer["choices"])
+    for name in ("sglext", "meta_info", "metrics"):
+        found = next((h[name] for h in holders if isinstance(h.get(name), dict)), None)
+        if found is not None:
+            out[name] = found
+    return out or None
+
+
+async def stream(engine: Engine, arm: Arm, record: BootRecord, *, max_tokens: int, **extra: Any) -> Outcome:
+    """One request through the load client, as a measured one is sent."""
+    body = {
+        "model": record.model_id,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "seed": 1,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **engine.request_extras(arm),
+        **extra,
+    }
+    client = HttpClient()
+    try:
+        return await client.run(
+            Job(
+                "conformance",
+                record.base_url,
+                "/v1/chat/completions",
+                body,
+                120.0,
+                max_tokens,
+                dict(record.headers),
+            )
+        )
+    finally:
+        await client.close()
 
 
 class EngineSuite:
@@ -90,6 +152,18 @@ class EngineSuite:
     def case(self) -> EngineCase:
         """The engine under test."""
         raise NotImplementedError
+
+    def host(self, case: EngineCase, **options: Any) -> EngineHost:
+        """What boots the server; the live suite gives a server that already runs."""
+        return LocalEngineHost(**{"engines": lambda _: case.engine, **options})
+
+    owned = True
+    """Whether the server is ours to stop and to kill."""
+
+    def need_own(self) -> None:
+        """Skip, by name, what would end or stop a server that is not ours."""
+        if not self.owned:
+            raise unittest.SkipTest("the server belongs to somebody else: it is not stopped or killed")
 
     def order(self, case: EngineCase, tmp_path: Path, arm: Arm, name: str = "s/g/r0/a@0") -> BootOrder:
         """A boot order as a session would give it."""
@@ -157,33 +231,71 @@ class EngineSuite:
     async def test_life(self, tmp_path: Path) -> None:
         """Boot, provenance, counters, one request, stop: one server's whole life."""
         case = self.case()
-        host = LocalEngineHost()
+        host = self.host(case)
         order = self.order(case, tmp_path, case.arm)
         try:
             record = await host.boot(order)
             self.check_record(case, record)
             before = await host.counters(order.boot_id)
-            outcome = await request(case.engine, case.arm, record, max_tokens=8)
+            outcome = await self.ask(case, case.arm, record, case.life_tokens)
             after = await host.counters(order.boot_id)
             counts = case.engine.steps(case.arm, before, after, outcome)
             assert outcome.usage is not None
-            assert outcome.usage.completion_tokens == 8
-            assert counts.steps == 7
+            assert outcome.usage.completion_tokens == case.life_tokens
+            if case.arm.speculation is None:
+                assert counts.steps == case.life_tokens - 1
             if before and after and before.generated is not None and after.generated is not None:
-                assert after.generated - before.generated == 8
+                assert after.generated - before.generated == (
+                    case.life_tokens if case.grows is None else case.grows
+                )
                 assert after.started == before.started
             assert await host.alive(order.boot_id)
-            pids = procfs.tree(record.pid)
-            await host.stop(order.boot_id)
-            await host.stop(order.boot_id)
-            assert [p for p in pids if procfs.state(p) not in {None, "Z"}] == []
-            assert procfs.port_is_free(record.port)
-            assert not await host.alive(order.boot_id)
+            if self.owned:
+                await self.check_stop(host, record)
         finally:
             await host.close()
 
+    async def check_stop(self, host: EngineHost, record: BootRecord) -> None:
+        """Nothing of a stopped server is left; a second stop does nothing."""
+        pids = procfs.tree(record.pid)
+        await host.stop(record.boot_id)
+        await host.stop(record.boot_id)
+        assert [p for p in pids if procfs.state(p) not in {None, "Z"}] == []
+        assert procfs.port_is_free(record.port)
+        assert not await host.alive(record.boot_id)
+
+    async def ask(self, case: EngineCase, arm: Arm, record: BootRecord, max_tokens: int) -> Outcome:
+        """A request of so many tokens, by the way that the case has answers for."""
+        send = request if case.answers else stream
+        return await send(case.engine, arm, record, max_tokens=max_tokens, **case.extra)
+
+    async def test_stream(self, tmp_path: Path) -> None:
+        """What the load client reads of a measured request: usage, text, stamps in order, a proper end."""
+        case = self.case()
+        host = self.host(case)
+        arm = case.speculative or case.arm
+        order = self.order(case, tmp_path, arm)
+        try:
+            record = await host.boot(order)
+            outcome = await stream(case.engine, arm, record, max_tokens=case.stream_tokens)
+        finally:
+            await host.close()
+        assert outcome.state == "ok", outcome
+        assert outcome.usage is not None
+        assert outcome.usage.completion_tokens == case.stream_tokens
+        assert outcome.usage.prompt_tokens
+        assert 1 <= outcome.content_chunks <= case.stream_tokens
+        assert outcome.first_ns is not None
+        assert outcome.last_ns is not None
+        assert outcome.sent_ns < outcome.first_ns <= outcome.last_ns
+        assert outcome.finish == "length"
+        assert outcome.text_sha256
+
     def check_record(self, case: EngineCase, record: BootRecord) -> None:
         """What was recorded comes from the live process, and holds no secret."""
+        if not self.owned:
+            assert record.provenance["effective"], "no page of the server says what is in force"
+            return
         listening = procfs.sockets(procfs.tree(record.pid))
         ours = [x for x in procfs.listeners() if x.inode in listening]
         assert {x.address for x in ours} == {"127.0.0.1"}
@@ -200,15 +312,15 @@ class EngineSuite:
         """The identity completion - 1 = accepted + drafts + undrafted, on real requests of several lengths."""
         case = self.case()
         if case.speculative is None:
-            return
-        host = LocalEngineHost()
+            raise unittest.SkipTest("the case has no speculative arm")
+        host = self.host(case)
         order = self.order(case, tmp_path, case.speculative)
         drafted = 0
         try:
             record = await host.boot(order)
-            for max_tokens in (1, 2, 9, 33, 64):
+            for max_tokens in case.lengths:
                 before = await host.counters(order.boot_id)
-                outcome = await request(case.engine, case.speculative, record, max_tokens=max_tokens)
+                outcome = await self.ask(case, case.speculative, record, max_tokens)
                 after = await host.counters(order.boot_id)
                 counts = case.engine.steps(case.speculative, before, after, outcome)
                 self.check_identity(counts, outcome, before, after)
@@ -233,8 +345,9 @@ class EngineSuite:
         assert counts.steps == counts.drafts + counts.undrafted
 
     async def test_a_server_that_dies_is_found(self, tmp_path: Path) -> None:
+        self.need_own()
         case = self.case()
-        host = LocalEngineHost()
+        host = self.host(case)
         order = self.order(case, tmp_path, case.arm)
         try:
             record = await host.boot(order)
@@ -247,8 +360,9 @@ class EngineSuite:
             await host.close()
 
     async def test_a_server_that_hangs_is_found(self, tmp_path: Path) -> None:
+        self.need_own()
         case = self.case()
-        host = LocalEngineHost(token_timeout_s=2.0)
+        host = self.host(case, token_timeout_s=2.0)
         order = self.order(case, tmp_path, case.arm)
         try:
             record = await host.boot(order)
@@ -262,6 +376,7 @@ class EngineSuite:
 
     async def test_an_unknown_flag_ends_the_boot_at_once(self, tmp_path: Path) -> None:
         """Even where preflight is passed by: the server's own refusal is a config error, without retries."""
+        self.need_own()
         case = self.case()
         arm = case.arm.model_copy(update={"extra_args": ("--no-such-flag", "3")})
 
@@ -272,7 +387,7 @@ class EngineSuite:
             def preflight(self, arm: Arm, models: Mapping[str, Model]) -> None:
                 del arm, models
 
-        host = LocalEngineHost(engines=lambda _: Unchecked())
+        host = self.host(case, engines=lambda _: Unchecked())
         caught: EngineError | None = None
         try:
             await host.boot(self.order(case, tmp_path, arm))

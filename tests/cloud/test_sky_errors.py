@@ -117,6 +117,10 @@ async def test_push_tail_and_pull_over_a_line(tmp_path: Path) -> None:
 
 
 async def test_dead_line_is_unreachable() -> None:
+    # Ended before it has read a byte of what it is given.
+    with pytest.raises(ProviderError) as caught:
+        await NodeShell(["bash", "-c", "exec 0<&-; exit 255"], "x").run("cat", b"x" * 1_000_000)
+    assert caught.value.kind == "unreachable"
     with pytest.raises(ProviderError) as caught:
         await NodeShell(["false"], "x").run("true")
     assert caught.value.kind == "unreachable"

@@ -260,6 +260,15 @@ def test_a_campaign_on_an_endpoint(provider, tmp_path: Path, monkeypatch) -> Non
     # Every answered request of 100 + 16 tokens, refused ones free.
     answered = sum(r.http_status == 200 for r in rows)
     assert spend["settled_usd"] == pytest.approx(answered * per_request)
-    leaks = [p for p in folder.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]
-    assert leaks == []
+    # Ledger, journals, rows, raw text, provenance, and what is kept outside the run.
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert folder / "ledger.db" in files
+    assert [p for p in files if KEY.encode() in p.read_bytes()] == []
+    kept = [json.loads(p.read_text()) for p in (folder / "provenance").rglob("*.json")]
+    boots = [k for k in kept if k.get("engine") == "api"]
+    assert len(boots) == 4
+    assert all(
+        b["response_headers"]["x-request-id"] == "abc" and b["endpoint"] == url(provider) for b in boots
+    )
+    assert all(b["ttft"] == "includes the network" and b["region"] == "eu-1" for b in boots)
     assert KEY not in result.output

@@ -1,12 +1,15 @@
 """`engine: command`: templates, declared counters, and a real server started from an argv list."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 
+from campaign.cli import cli
 from campaign.engines.base import BootOrder
 from campaign.engines.command import CommandServer
 from campaign.engines.llamacpp_server import API_KEY_ENV
@@ -130,3 +133,52 @@ def test_worked_examples_load(name: str) -> None:
     assert (arm.command.one_at_a_time, arm.max_running_requests) == (
         (True, 1) if name == "tilert" else (False, arm.max_running_requests)
     )
+
+
+WHOLE = """\
+version: 1
+campaign: worked
+budget: {{cap_usd: 50}}
+nodes: {{gpu: {{provider: local, usd_per_hour: 4, max_hours: 4, gpus: [0, 1]}}}}
+models: {{m: {{hub: org/model, revision: {revision}, gb: 16}}}}
+arms:
+  mine:
+{arm}
+workloads: {{w: {{pack: quickstart-chat, n: 4, max_tokens: 64}}}}
+anchor: {{arm: mine, workload: w, drift_delta: 0.05}}
+pairs: {{aa: {{kind: aa, a: mine, workload: w, primary: decode_tok_s, boots: 2, concurrency: {concurrency}}}}}
+sessions: {{main: {{node: gpu, pairs: [aa]}}}}
+store: {store}
+"""
+
+
+def worked(tmp_path: Path, name: str, *, concurrency: int = 1) -> Path:
+    """A whole campaign around a worked example, pasted as its first lines say."""
+    text = (ROOT / "examples" / "command" / f"{name}.yaml").read_text()
+    arm = "\n".join(f"    {line}" for line in text.splitlines())
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(
+        WHOLE.format(arm=arm, revision="a" * 40, concurrency=concurrency, store=tmp_path / "results")
+    )
+    return file
+
+
+@pytest.mark.parametrize("name", ["trtllm-serve", "dynamo", "tilert"])
+def test_worked_examples_validate_preflight_and_plan(name: str, tmp_path: Path) -> None:
+    file = worked(tmp_path, name)
+    for verb in ("validate", "preflight"):
+        result = CliRunner().invoke(cli, [verb, str(file)])
+        assert result.exit_code == 0, result.output
+    planned = CliRunner().invoke(cli, ["plan", str(file), "--json"])
+    assert planned.exit_code == 0, planned.output
+    (session,) = json.loads(planned.output)["sessions"]
+    # Two sides of the A/A and the anchors, two boots each and more.
+    assert session["boots"] >= 4
+    assert session["usd_expected"] > 0
+
+
+def test_a_server_of_one_request_at_a_time_is_not_asked_for_more(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["validate", str(worked(tmp_path, "tilert", concurrency=2))])
+    assert result.exit_code == 2
+    assert "pairs.aa.concurrency = 2: has 2 requests" in result.output
+    assert "tilert.yaml:" in result.output

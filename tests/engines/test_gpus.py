@@ -58,3 +58,43 @@ async def test_a_stranger_on_our_gpus_stops_the_boot() -> None:
     with pytest.raises(EngineError, match=rf"GPU 0, 1: pid {os.getppid()} \(900 MiB\)") as caught:
         await host.boot(order)
     assert caught.value.kind == "not_effective"
+
+
+class Nvml:
+    """Two GPUs of one node; the second refuses its power limit."""
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}".encode()
+
+    def nvmlDeviceGetName(self, handle):
+        return "NVIDIA H200"
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.159.04"
+
+    def nvmlSystemGetCudaDriverVersion(self):
+        return 13000
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        if handle == 1:
+            raise RuntimeError("not supported")
+        return 700_000
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
+        return 50
+
+
+def test_what_a_boot_says_of_its_gpus() -> None:
+    first, second = gpus.identity((0, 1), Nvml())
+    assert (first["uuid"], first["driver"], first["cuda_driver"], first["power_limit_w"]) == (
+        "GPU-0",
+        "580.159.04",
+        13000,
+        700.0,
+    )
+    assert first["links"] == {"1": "system"}
+    assert (second["power_limit_w"], second["max_sm_mhz"]) == (None, None)
+    assert gpus.identity((), None) == []

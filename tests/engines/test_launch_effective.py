@@ -169,3 +169,13 @@ def test_every_engine_of_the_grammar_has_an_adapter() -> None:
         assert isinstance(adapter, Engine)
     with pytest.raises(PreflightError, match=r"no-such.*llamacpp"):
         registry.get("no-such")
+
+
+def test_requested_beside_in_force() -> None:
+    rows = effective.table(
+        {"tp": 2, "context": 8, "kv_dtype": "fp8"}, {"tp": 2, "context": 4, "dtype": "bf16"}
+    )
+    assert {r["field"]: r["state"] for r in rows} == {
+        "tp": "honoured", "context": "changed", "kv_dtype": "unconfirmed", "dtype": "resolved",
+    }  # fmt: skip
+    assert rows[1] == {"field": "context", "requested": 8, "effective": 4, "state": "changed"}

@@ -89,7 +89,6 @@ def test_versions_from_the_file_and_from_a_venv(tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_here_says_so(tmp_path: Path) -> None:
     for runtime, words in (
-        (Runtime(image="x@sha256:" + "0" * 64), "not as containers"),
         (Runtime(venv=str(tmp_path)), "virtual environment"),
         (Runtime(pip="sglang==0.5.14"), "installed at set-up"),
     ):

@@ -146,10 +146,40 @@ def test_bracketed_boots_each_arm_once(quickstart, planned):
 
 
 def test_alternated_on_too_few_gpus_shares_them_and_says_so(rented, planned):
-    plan = planned(rented("pairs.big.design=alternated"))
+    plan = planned(rented("pairs.big.design=alternated", "arms.tp1.memory_fraction=0.4"))
     big = group(plan, "pair.big")
     assert {b.gpus for r in big.rounds for b in r.boots} == {(0, 1), (0, 1, 2, 3)}
-    assert any("memory fractions must leave room" in w for w in plan.warnings)
+    # Places are swapped in the second round, and boots stand in the order of places.
+    assert [[(b.arm, b.place) for b in r.boots] for r in big.rounds] == [
+        [("tp2", "p0"), ("tp4", "p1")],
+        [("tp4", "p0"), ("tp2", "p1")],
+    ]
+    assert any(
+        "pairs.big: 2 arms share the node's first GPUs, 0.8 of their memory" in w for w in plan.warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("fraction", "why"),
+    [
+        ("null", r"arms\.tp2\.memory_fraction = null: pairs\.big puts 2 arms on one GPU"),
+        ("0.5", r"pairs\.big\.design = alternated: .* ask for 0\.5 \(tp2\) \+ 0\.5 \(tp4\) = 1 of"),
+    ],
+)
+def test_arms_that_share_gpus_must_say_that_their_memory_fits(rented, planned, fraction, why):
+    with pytest.raises(SpecError, match=why):
+        planned(rented("pairs.big.design=alternated", f"arms.tp1.memory_fraction={fraction}"))
+
+
+def test_sglang_arms_with_capped_pools_fit_by_their_caps(rented, planned):
+    plan = planned(
+        rented(
+            "pairs.big.design=alternated",
+            "arms.tp1.memory_fraction=0.85",
+            "arms.tp1.extra_args=[--max-total-tokens, '4096']",
+        )
+    )
+    assert any("KV pools are capped at 4096 tokens" in w for w in plan.warnings)
 
 
 def test_an_arm_wider_than_its_node_is_refused(rented, planned):

@@ -1,6 +1,7 @@
 """The session agent on a virtual clock: scripted ports, a real plan, store, journal and analysis."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
@@ -12,6 +13,7 @@ from zlib import crc32
 import pytest
 
 from campaign.client.base import Job, Outcome, Usage
+from campaign.client.lag import lag_counts
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.errors import EngineError
 from campaign.ledger.agent import AgentJournal
@@ -19,6 +21,7 @@ from campaign.ledger.agent import read as read_journal
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import GroupPlan, RoundPlan, SessionPlan
+from campaign.report.instrument import instrument
 from campaign.session.added import Added
 from campaign.session.agent import SessionAgent
 from campaign.session.ports import Command, Ports
@@ -102,6 +105,7 @@ class Client:
     clock: VirtualClock
     step_ms: Callable[[Job], float] = lambda _: 10.0
     fails: Callable[[Job], bool] = lambda _: False
+    lag_us: float = 1.0
     in_flight: Counter[str] = field(default_factory=Counter)
     seen: list[dict[str, int]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -124,7 +128,7 @@ class Client:
             last_ns=last, done_ns=last, stamp_source="user", reads=tokens, events=tokens, content_chunks=tokens,
             usage=Usage(20, tokens, 0), first_chunk_tokens=None, finish="length", http_status=200,
             error_code="500" if state == "failed" else None, error="boom" if state == "failed" else None,
-            text_sha256=None, timings=None,
+            text_sha256=None, timings=None, lag=lag_counts([int(self.lag_us * 1000)] * 10),
         )  # type: ignore[arg-type]  # state is one of the literals  # fmt: skip
 
     async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
@@ -283,6 +287,76 @@ async def test_duet_has_both_arms_in_flight_at_once(tmp_path: Path) -> None:
     assert await it.agent.run() == "done"
     assert {"plain": 1, "kv.b": 1} in it.client.seen
     assert max(max(now.values()) for now in it.client.seen) == 1
+
+
+async def test_counters_of_overlapping_requests_belong_to_the_wave(tmp_path: Path) -> None:
+    it = rig(
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=6", "arms.plain.max_running_requests=3",
+        "arms.plain.speculation={method: ngram, depth: 3}", keep=lambda g: g.name.startswith("pair.kv"),
+    )  # fmt: skip
+
+    async def counters(boot_id: str) -> Counters:
+        # Every request so far took one prefill token and steps of two tokens, one of them accepted.
+        arm = boot_id.rpartition("/")[2].partition("@")[0]
+        sent = [j for j in it.client.jobs if j.base_url.endswith(f"/{arm}")]
+        tokens = sum(j.body["max_tokens"] for j in sent)
+        steps = sum((j.body["max_tokens"] - 1) // 2 for j in sent)
+        odd = sum((j.body["max_tokens"] - 1) % 2 for j in sent)
+        return Counters(
+            drafts=steps, drafted=3 * steps, accepted=tokens - len(sent) - steps - odd, generated=tokens
+        )
+
+    it.host.counters = counters  # type: ignore[method-assign]  # this host counts
+    assert await it.agent.run() == "done"
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase == "measure"]
+    assert rows
+    # No request among others claims the server's counters.
+    assert all(r.steps is None and r.step_ms is None for r in rows)
+    cells = [c for e in it.events("round_committed") for c in e.payload["cells"]]
+    for cell in cells:
+        # A wave is the slot set run once.
+        assert {w["requests"] for w in cell["waves"]} == {6}
+        assert cell["overlapping"]["requests"] == 6 * len(cell["waves"])
+        assert cell["overlapping"]["reasons"] == []
+        assert cell["overlapping"]["steps"] == sum(w["steps"] for w in cell["waves"])
+        decoded = cell["overlapping"]["tokens"] - cell["overlapping"]["requests"]
+        assert cell["overlapping"]["accept_len"] == decoded / cell["overlapping"]["steps"]
+        assert 1 < cell["overlapping"]["accept_len"] <= 2
+
+
+async def test_a_server_is_settled_after_warm_up_and_looked_at_before_the_commit(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    calls: list[tuple[str, int]] = []
+
+    async def settle(boot_id: str) -> dict[str, Any]:
+        calls.append(("settle", len(it.client.jobs)))
+        return {"drained": True, "cache_reset": "done", "why": None}
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        calls.append(("recheck", len(it.client.jobs)))
+        return {"effective": [], "pages": [{"page": "/p", "key": "k", "before": 1, "after": 2}]}
+
+    it.host.settle, it.host.recheck = settle, recheck  # type: ignore[attr-defined]  # as a real host has them
+    assert await it.agent.run() == "done"
+    # Two boots a round: both settled between warm-up and the four measured requests, both looked at after them.
+    assert calls == [(w, n + base) for base in (0, 6) for w, n in [("settle", 2)] * 2 + [("recheck", 6)] * 2]
+    cell = it.events("round_committed")[0].payload["cells"][0]
+    assert cell["server"]["settled"]["cache_reset"] == "done"
+    assert cell["server"]["changed"][0]["key"] == "k"
+    assert "waves" not in cell
+
+
+async def test_a_server_that_is_another_one_afterwards_voids_its_round(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        return {"effective": ["speculation.depth: asked for 3, in force is 5"], "pages": []}
+
+    it.host.recheck = recheck  # type: ignore[attr-defined]  # likewise
+    assert await it.agent.run() == "failed"
+    assert it.committed == []
+    assert "in force is 5" in it.events("round_voided")[0].payload["reason"]
+    assert {r.validity for r in FolderStore(it.run_dir).rows()} == {"void"}
 
 
 async def test_stop_does_not_wait_for_a_boot(tmp_path: Path) -> None:
@@ -533,3 +607,58 @@ async def test_an_addition_that_cannot_be_read_is_an_infrastructure_failure(tmp_
     it.control.more.append(b"{}")
     assert await it.agent.run() == "failed"
     assert it.events("session_finished")[0].payload["exit_code"] == 4
+
+
+async def test_lag_above_two_percent_of_a_step_flags_rows_and_cell(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    it.client.lag_us = 300.0  # of 10 ms
+    assert await it.agent.run() == "done"
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"]
+    assert {r.validity for r in rows} == {"valid"}
+    assert all("client_lag" in r.reasons for r in rows)
+    cells = [c["client"] for e in it.events("round_committed") for c in e.payload["cells"]]
+    assert {c["verdict"] for c in cells} == {"flag"}
+    said = instrument(it.run_dir, [("main", "main.1")], it.events())["sentences"]
+    assert any("flagged for lag above 2%" in s for s in said)
+
+
+async def test_lag_above_ten_percent_voids_and_trips(tmp_path: Path) -> None:
+    it = rig(tmp_path / "a", keep=lambda g: g.name == "pair.kv")
+    it.client.lag_us = 1500.0
+    assert await it.agent.run() == "tripped"
+    assert it.committed == []
+    assert {r.validity for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"} == {"void"}
+    it = rig(tmp_path / "b", keep=lambda g: g.name == "pair.kv", overrides=frozenset({"max_void_share"}))
+    it.client.lag_us = 1500.0
+    assert await it.agent.run() == "done"
+    cells = [c["client"] for e in it.events("round_committed") for c in e.payload["cells"]]
+    assert {c["verdict"] for c in cells} == {"void"}
+    said = instrument(it.run_dir, [("main", "main.1")], it.events())["sentences"]
+    assert any("void for lag above 10%" in s for s in said)
+
+
+@pytest.mark.parametrize(
+    ("declared", "per_cpu", "processes"), [((), 1e6, 1), ((), 250.0, 2), (("client.processes=3",), 1e6, 3)]
+)
+async def test_processes_follow_the_self_check(
+    tmp_path: Path, declared: tuple[str, ...], per_cpu: float, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    it = rig(
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=3", "arms.plain.max_running_requests=3", *declared,
+        keep=lambda g: g.name.startswith("pair.kv"),
+    )  # fmt: skip
+    scaled: list[tuple[int, list[int]]] = []
+
+    async def selfcheck() -> dict[str, Any]:
+        return {"chunks_per_cpu_s": per_cpu}
+
+    async def scale(count: int, cpus: list[int]) -> None:
+        scaled.append((count, cpus))
+
+    it.client.selfcheck, it.client.scale = selfcheck, scale  # type: ignore[attr-defined]  # optional of a client
+    assert await it.agent.run() == "done"
+    # Three streams at one step in 11 or 12 ms are some 250 chunks a second; a process may use half a core.
+    assert scaled == [(processes, [])]
+    (kept,) = (tmp_path / "provenance").glob("main~client-*.json")
+    assert json.loads(kept.read_text())["processes"] == processes

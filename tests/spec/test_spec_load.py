@@ -142,7 +142,7 @@ def test_runtimes_name_exactly_one_pinned_source():
     for entry, says in (
         ("{}", "exactly one"),
         ("{pip: sglang}", "not pinned"),
-        ("{image: 'lmsysorg/sglang:latest'}", "digest"),
+        ("{image: 'lmsysorg/sglang'}", "neither a digest nor a tag"),
         ("{pip: sglang==1, venv: x}", "exactly one"),
     ):
         (problem,) = found(BASE + f"runtimes:\n  r: {entry}\n")
