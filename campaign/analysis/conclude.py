@@ -260,6 +260,7 @@ def _verdict(
         boot=boot_sd(metric, session_pool, declared=about.declared.get(metric), prior=about.prior),
         resident=session_pool.resident,
         waves=comparison.concurrency > 1,
+        serial=group.load is not None,
         level=about.level,
     )
     fatal, notes = set(sound.fatal), set(sound.notes)

@@ -16,7 +16,7 @@ taken within boots.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -24,6 +24,7 @@ from scipy import special
 from campaign.analysis.describe import median
 from campaign.analysis.estimate import Estimate, critical
 from campaign.analysis.model import BootSdSource
+from campaign.analysis.serial import independent
 from campaign.analysis.variance import (
     Boot,
     BootVariance,
@@ -207,11 +208,13 @@ def compare(
     boot: BootSd,
     resident: bool,
     waves: bool = False,
+    serial: bool = False,
     level: float = 0.95,
 ) -> PairStats:
     """The mean log ratio b/a of two arms' boots, with the interval of the model above.
 
     resident: only rounds that hold both arms count. waves: blocks are nested in boots.
+    serial: they are batches of a steady or open loop; where they are not independent, the boot is the block.
     """
     if resident:
         rounds = {x.round for x in a} & {x.round for x in b}
@@ -229,6 +232,11 @@ def compare(
     middle = median([float(x) for x in d])
     if len(blocks) < 2:
         return PairStats(n, k, mean, middle, None, None, boot, None, shown, ("too_few_blocks",))
+    together = resident and len(ya) == len(yb)
+    if serial and not all(map(independent, [yb - ya] if together else [ya, yb])):
+        return _by_boots(
+            ya, yb, PairStats(n, k, mean, middle, None, None, boot, None, shown, ()), paired=together
+        )
     within, df = _within(ya, yb, paired=resident) if waves else (float(d.var(ddof=1)) / len(d), len(d) - 1.0)
     if within <= (_ZERO_SPREAD * max(1.0, abs(mean))) ** 2:
         return PairStats(n, k, mean, middle, None, None, boot, None, shown, ("no_spread",))
@@ -248,6 +256,20 @@ def compare(
     return PairStats(
         n, k, mean, middle, boots_only, full, boot, overturn, shown, boot.reasons, tuple(supposed)
     )
+
+
+def _by_boots(ya: np.ndarray, yb: np.ndarray, found: PairStats, *, paired: bool) -> PairStats:
+    """With the boot as the block: its mean is one value, and the spread of boots is in the interval already."""
+    found = replace(found, reasons=("autocorrelated",))
+    arms = [(yb - ya).mean(axis=1)] if paired else [ya.mean(axis=1), yb.mean(axis=1)]
+    if any(len(arm) < 2 for arm in arms):
+        return replace(found, reasons=("autocorrelated", "too_few_blocks"))
+    terms = [(1.0 / len(arm), float(arm.var(ddof=1)), len(arm) - 1.0) for arm in arms]
+    variance, df = satterthwaite(terms)
+    if found.mean is None or variance <= 0:
+        return replace(found, reasons=("autocorrelated", "no_spread"))
+    estimate = Estimate(found.mean, ((math.sqrt(variance), df),))
+    return replace(found, boots_only=estimate, full=estimate)
 
 
 def _within(ya: np.ndarray, yb: np.ndarray, *, paired: bool) -> tuple[float, float]:

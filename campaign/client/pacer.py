@@ -70,7 +70,8 @@ def prompt(ahead: bool = True) -> None:  # noqa: FBT001,FBT002 -- on or off is a
     """Run this thread ahead of ordinary ones, or among them again, where that is allowed."""
     with contextlib.suppress(OSError, AttributeError):
         policy = os.SCHED_RR if ahead else os.SCHED_OTHER
-        os.sched_setscheduler(0, policy, os.sched_param(1 if ahead else 0))
+        # Not for what this thread starts: an engine must not run ahead of everything.
+        os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(1 if ahead else 0))
 
 
 def fine_timer() -> None:

@@ -20,6 +20,7 @@ from campaign.money import usd
 from campaign.plan.model import CampaignPlan
 from campaign.report import facts, queries
 from campaign.report.further import further
+from campaign.report.instrument import instrument
 from campaign.report.model import Report, Source, verdict_key
 from campaign.store.row import RequestRow
 from campaign.store.run import Run
@@ -86,6 +87,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         ladders=facts.ladders(spec, plan),
         spend=spend_json(money),
         spend_points=facts.spend_points(money),
+        risk_points=facts.risk_points(events),
         plan_actual=facts.plan_actual(plan, state, money, rows, valid),
         gates=facts.gates(events),
         warnings=facts.warnings(state, events),
@@ -102,6 +104,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             stopped=state.stopped_early,
             forecasts=state.forecasts,
         ),
+        instrument=instrument(run.dir, ((x.session or "?", x.id) for x in state.leases.values()), events),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(
             found, plan, valid, {t: sum(e.type == t for e in events) for t in (*_MONEY, "boot_ready")}

@@ -101,6 +101,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "forecasts": report.further.forecasts,
         "economics": report.further.economics,
         "frontiers": report.further.frontiers,
+        "instrument": dict(report.instrument),
         "prior_runs": list(report.prior_runs),
         "sources": {
             k: {"query": s.query, "language": s.language, "n": s.n, "unit": s.unit}

@@ -340,6 +340,8 @@ def _notes(report: Report, console: Console) -> None:
     for n in report.nodes:
         where = f", {n.node_id}" if n.node_id else ""
         _say(console, f"session {n.session} on {n.node} ({n.provider}{where})", "dim")
+    for sentence in report.instrument.get("sentences", ()):
+        _say(console, sentence, "dim")
     ended = (
         f" to {iso(report.ended_utc_ns)[:19]}Z"
         if report.ended_utc_ns

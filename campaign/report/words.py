@@ -33,6 +33,7 @@ REASON: Mapping[str, str] = {
     "boot_sd_unknown": "boot variance unknown",
     "too_few_blocks": "too few blocks",
     "no_spread": "no spread",
+    "autocorrelated": "batches not independent: the boot is the block",
     "drift": "the machine drifted",
     "drift_unproven": "drift not excluded",
     "cache_hits": "prefix cache hits",

@@ -21,7 +21,7 @@ from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.plan.power import Prior
 from campaign.session import added
 from campaign.session.added import MARGIN_S
-from campaign.session.instrument import self_check
+from campaign.session.instrument import self_check, share_load
 from campaign.session.ports import Command, Control
 from campaign.session.round import Look, RoundRunner, SessionContext, Stopped, Tripped
 from campaign.spec.storage import models_of
@@ -106,6 +106,8 @@ class SessionAgent:
         await self._install()
         checked = await self_check(ctx.ports)
         ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
+        shared = await share_load(ctx.ports, checked, ctx.plan, ctx.spec, ctx.cpus)
+        ctx.store.put_json("provenance", f"{ctx.who.session}/client-{ctx.who.lease}", shared)
         await self._groups()
         await self._hold()
 

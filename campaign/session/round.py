@@ -472,6 +472,7 @@ class RoundRunner:
                     ctx.spec.gates.request_timeout.total_seconds(),
                     writer.sidecar_dir,
                     start_ns if refused == 1 else None,
+                    ctx.spec.client,
                 )
             )
             self._bill_tokens(boot, outcome)

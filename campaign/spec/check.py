@@ -249,6 +249,13 @@ def _ray(parts: Parts) -> Iterator[Problem]:
         )
 
 
+def _client(parts: Parts) -> Iterator[Problem]:
+    proxy = parts.client.proxy if parts.client is not None else None
+    if proxy is not None and not re.fullmatch(r"http://[A-Za-z0-9_.\[\]:-]+", proxy):
+        fix = "write http://host:port; a user and a password do not belong in this file"
+        yield parts.problem(("client", "proxy"), "is not the address of an HTTP proxy", fix)
+
+
 _RULES: tuple[Rule, ...] = (
     _references,
     _nodes,
@@ -266,4 +273,5 @@ _RULES: tuple[Rule, ...] = (
     fits,
     file_traps,
     _ray,
+    _client,
 )

@@ -245,10 +245,12 @@ class Anchor(Strict):
 class Load(Strict):
     """How requests are sent above concurrency 1."""
 
-    shape: Literal["waves", "steady", "constant", "poisson", "schedule"] = "waves"
-    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, schedule: an open loop at planned times, `concurrency` at most in flight."""
+    shape: Literal["waves", "steady", "constant", "poisson", "ramp", "schedule"] = "waves"
+    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, ramp, schedule: an open loop at planned times, `concurrency` at most in flight."""
     rate: Positive | None = None
-    """Requests per second of `constant` and `poisson`."""
+    """Requests per second of `constant` and `poisson`; of the start of a `ramp`."""
+    to_rate: Positive | None = None
+    """Requests per second at the end of a `ramp`."""
     at_s: tuple[Seconds, ...] = ()
     """Start times of `schedule` in seconds, in order; slots take turns."""
 
@@ -378,6 +380,17 @@ class RayOptions(Strict):
     """Join this existing cluster (host:port) on purpose; `auto` is refused."""
 
 
+class ClientOptions(Strict):
+    """How the load client reaches the servers."""
+
+    connection: Literal["new", "reuse"] = "new"
+    """new: each request has a connection of its own; reuse: one that an earlier request left is used again."""
+    proxy: Text | None = None
+    """http://host:port of an HTTP proxy; stamps are then those of user space. None is ever taken from the environment."""
+    processes: Count | None = None
+    """Client processes; as many as the self-check says are needed if left out."""
+
+
 class Statistics(Strict):
     """Declared knowledge that the intervals use."""
 
@@ -422,6 +435,8 @@ class Spec(Strict):
     """When `run` exits 1."""
     ray: RayOptions = RayOptions()
     """Where actors run."""
+    client: ClientOptions = ClientOptions()
+    """How requests are sent and read."""
     series: Name | None = None
     """The thread that survives version changes."""
     store: Text = "results/"

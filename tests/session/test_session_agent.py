@@ -1,6 +1,7 @@
 """The session agent on a virtual clock: scripted ports, a real plan, store, journal and analysis."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from campaign.errors import EngineError
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import GroupPlan
+from campaign.report.instrument import instrument
 from campaign.session.added import Added
 from campaign.session.ports import Command
 from campaign.spec.load import load
@@ -376,3 +378,58 @@ async def test_an_addition_that_cannot_be_read_is_an_infrastructure_failure(tmp_
     it.control.more.append(b"{}")
     assert await it.agent.run() == "failed"
     assert it.events("session_finished")[0].payload["exit_code"] == 4
+
+
+async def test_lag_above_two_percent_of_a_step_flags_rows_and_cell(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    it.client.lag_us = 300.0  # of 10 ms
+    assert await it.agent.run() == "done"
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"]
+    assert {r.validity for r in rows} == {"valid"}
+    assert all("client_lag" in r.reasons for r in rows)
+    cells = [c["client"] for e in it.events("round_committed") for c in e.payload["cells"]]
+    assert {c["verdict"] for c in cells} == {"flag"}
+    said = instrument(it.run_dir, [("main", "main.1")], it.events())["sentences"]
+    assert any("flagged for lag above 2%" in s for s in said)
+
+
+async def test_lag_above_ten_percent_voids_and_trips(tmp_path: Path) -> None:
+    it = rig(tmp_path / "a", keep=lambda g: g.name == "pair.kv")
+    it.client.lag_us = 1500.0
+    assert await it.agent.run() == "tripped"
+    assert it.committed == []
+    assert {r.validity for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"} == {"void"}
+    it = rig(tmp_path / "b", keep=lambda g: g.name == "pair.kv", overrides=frozenset({"max_void_share"}))
+    it.client.lag_us = 1500.0
+    assert await it.agent.run() == "done"
+    cells = [c["client"] for e in it.events("round_committed") for c in e.payload["cells"]]
+    assert {c["verdict"] for c in cells} == {"void"}
+    said = instrument(it.run_dir, [("main", "main.1")], it.events())["sentences"]
+    assert any("void for lag above 10%" in s for s in said)
+
+
+@pytest.mark.parametrize(
+    ("declared", "per_cpu", "processes"), [((), 1e6, 1), ((), 250.0, 2), (("client.processes=3",), 1e6, 3)]
+)
+async def test_processes_follow_the_self_check(
+    tmp_path: Path, declared: tuple[str, ...], per_cpu: float, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    it = rig(
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=3", "arms.plain.max_running_requests=3", *declared,
+        keep=lambda g: g.name.startswith("pair.kv"),
+    )  # fmt: skip
+    scaled: list[tuple[int, list[int]]] = []
+
+    async def selfcheck() -> dict[str, Any]:
+        return {"chunks_per_cpu_s": per_cpu}
+
+    async def scale(count: int, cpus: list[int]) -> None:
+        scaled.append((count, cpus))
+
+    it.client.selfcheck, it.client.scale = selfcheck, scale  # type: ignore[attr-defined]  # optional of a client
+    assert await it.agent.run() == "done"
+    # Three streams at one step in 11 or 12 ms are some 250 chunks a second; a process may use half a core.
+    assert scaled == [(processes, [])]
+    (kept,) = (tmp_path / "provenance").glob("main~client-*.json")
+    assert json.loads(kept.read_text())["processes"] == processes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign.client.base import Job, Outcome, Usage
+from campaign.client.lag import lag_counts
 from campaign.engines.base import BootOrder, BootRecord, Counters
 from campaign.errors import EngineError
 from campaign.ledger.agent import AgentJournal
@@ -100,6 +101,7 @@ class Client:
     step_ms: Callable[[Job], float] = lambda _: 10.0
     fails: Callable[[Job], bool] = lambda _: False
     timings: Callable[[Job], dict[str, Any] | None] = lambda _: None
+    lag_us: float = 1.0
     in_flight: Counter[str] = field(default_factory=Counter)
     seen: list[dict[str, int]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -122,7 +124,7 @@ class Client:
             last_ns=last, done_ns=last, stamp_source="user", reads=tokens, events=tokens, content_chunks=tokens,
             usage=Usage(20, tokens, 0), first_chunk_tokens=None, finish="length", http_status=200,
             error_code="500" if state == "failed" else None, error="boom" if state == "failed" else None,
-            text_sha256=None, timings=self.timings(job),
+            text_sha256=None, timings=self.timings(job), lag=lag_counts([int(self.lag_us * 1000)] * 10),
         )  # type: ignore[arg-type]  # state is one of the literals  # fmt: skip
 
     async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
