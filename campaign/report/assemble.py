@@ -85,6 +85,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         ladders=facts.ladders(spec, plan),
         spend=spend_json(money),
         spend_points=facts.spend_points(money),
+        risk_points=facts.risk_points(events),
         plan_actual=facts.plan_actual(plan, state, money, rows, valid),
         gates=facts.gates(events),
         warnings=facts.warnings(state),

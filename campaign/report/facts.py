@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from campaign.budget.machine import committed
 from campaign.budget.spend import Interval, Spend
 from campaign.ledger.events import Event
-from campaign.ledger.state import RunState
+from campaign.ledger.state import RunState, apply
 from campaign.money import usd
 from campaign.plan.model import CampaignPlan
 from campaign.report.model import (
@@ -172,6 +173,21 @@ def spend_points(money: Spend) -> tuple[SpendPoint, ...]:
     return tuple(
         SpendPoint(t, usd(sum(_until(i, t) for i in money.intervals))) for t in dict.fromkeys(moments)
     )
+
+
+def risk_points(events: Sequence[Event]) -> tuple[SpendPoint, ...]:
+    """What was committed after each event that changed it; where it is unknown there is no point."""
+    state, points = RunState(), []
+    for event in events:
+        state = apply(state, event)
+        if event.type in _RISKS:
+            risk = committed(state, event.utc_ns)
+            if risk is not None:
+                points.append(SpendPoint(event.utc_ns, usd(risk)))
+    return tuple(points)
+
+
+_RISKS = frozenset({"lease_intent", "lease_opened", "lease_extended", "lease_settled", "tokens_billed"})
 
 
 def _until(interval: Interval, at_utc_ns: int) -> int:
