@@ -9,6 +9,7 @@ from campaign.analysis.drift import Past, judge, moved
 from campaign.analysis.estimate import ratio
 from campaign.analysis.looks import Stop, share, take
 from campaign.analysis.model import AnchorResult, Speculation, Verdict, VerdictWord
+from campaign.analysis.overlap import CellCounters, shared
 from campaign.analysis.pairs import boot_sd, compare, pool_for
 from campaign.analysis.sequential import Look
 from campaign.analysis.speculation import LadderArm, speculation
@@ -87,6 +88,7 @@ def conclude(
     past: Past | None = None,
     tolerance: float = LOST_SHARE,
     stopped: Mapping[tuple[str, str], Stop] | None = None,
+    cells: CellCounters | None = None,
 ) -> Conclusions:
     """Judge every comparison, anchor and ladder of a run.
 
@@ -98,8 +100,11 @@ def conclude(
     keeps proven drift from making a pair invalid. prior: components from earlier rows of the store. past:
     earlier anchors, for `reference: store`. tolerance: share of planned blocks that may be lost. stopped: (session,
     group) -> how far it ran, of groups that ended early: judged on what ran, with the interval that holds at every
-    look. A stage of a ladder that a forecast left out is `unresolved` (`stopped_by_forecast`).
+    look. A stage of a ladder that a forecast left out is `unresolved` (`stopped_by_forecast`). cells: counters of
+    overlapping requests, as their rounds committed them.
     """
+    if cells:
+        rows = shared(rows, cells, _depths(plan))
     by_session: dict[str, dict[str, list[RequestRow]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(rows, key=lambda r: r.key):
         if row.validity != "superseded" and row.phase in MEASURED:
@@ -129,6 +134,16 @@ def conclude(
         moves = _moves(about)
         verdicts += [_verdict(about, c, m, moves) for c in session.comparisons for m in METRICS]
     return Conclusions(tuple(adjust(verdicts)), tuple(anchors), tuple(ladders))
+
+
+def _depths(plan: CampaignPlan) -> dict[str, int]:
+    """Draft depth of the arms that draft."""
+    return {
+        name: arm.config.speculation.depth
+        for session in plan.sessions
+        for name, arm in session.arms.items()
+        if arm.config.speculation is not None and arm.config.speculation.depth > 0
+    }
 
 
 def _shortened(session: SessionPlan, stopped: Mapping[tuple[str, str], Stop]) -> SessionPlan:

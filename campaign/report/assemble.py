@@ -59,6 +59,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         prior=known,
         past=_past_anchors(before, valid),
         stopped={key: Stop.of(e) for key, e in state.stopped_early.items()},
+        cells=facts.cell_counters(events),
     )
     found = replace(found, verdicts=_labelled(found.verdicts, plan))
     head = events[-1]

@@ -109,6 +109,16 @@ def gates(events: Sequence[Event]) -> tuple[GateFact, ...]:
     return tuple(found.values())
 
 
+def cell_counters(events: Sequence[Event]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """(session, cell) -> what its committed round says of its server's counters and of the node meanwhile."""
+    return {
+        (e.session or "?", cell["cell"]): cell
+        for e in events
+        if e.type == "round_committed"
+        for cell in e.payload["cells"]
+    }
+
+
 def anchor_times(state: RunState) -> tuple[AnchorTime, ...]:
     """When each anchor was judged; the last time counts."""
     found = {(a.session or "?", a.position): a.utc_ns for a in state.anchors}
