@@ -38,6 +38,7 @@ def command(
     from campaign.cli._drive import drive_and_report, hold_seconds, overrides, results_folder
     from campaign.engines.flags.spec import check_spec
     from campaign.engines.images import load  # tags of images become digests
+    from campaign.fleet.past import for_plan
     from campaign.fleet.start import new_drive
     from campaign.fleet.start import only as cut_to
     from campaign.plan.admit import require_admitted
@@ -48,7 +49,8 @@ def command(
     loaded = load(file, sets)
     events = overrides(gates, reason)
     planned = cut_to(loaded.spec, only) if only else loaded.spec
-    plan = build(planned, declared_prices(planned), hold_s=hold_seconds(hold))
+    known = for_plan(planned, results_folder(loaded.spec, file))
+    plan = build(planned, declared_prices(planned), known, hold_s=hold_seconds(hold))
     console = Console(stderr=as_json, highlight=False)
     summary(plan, console)
     require_admitted(plan)

@@ -82,7 +82,7 @@ class Direct:
         if not self._open:
             gc.unfreeze()
             gc.set_threshold(*self._threshold)
-            prompt(False)  # noqa: FBT003 -- off
+            prompt(0)
         if self.probe is not None:
             self.probe.release()
 

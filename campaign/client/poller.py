@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from campaign.client import stamps
-from campaign.client.pacer import prompt
+from campaign.client.pacer import READING, prompt
 
 _READ_BYTES = 1 << 18
 _LINGER_S = 1.0
@@ -197,7 +197,7 @@ class Poller:
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._prompt = False
         self._view = memoryview(bytearray(_READ_BYTES))
 
     def watch(self, conn: Readable) -> None:
@@ -207,6 +207,10 @@ class Poller:
             fd = conn.sock.fileno()
             self._conns[fd] = conn
             self._streams += isinstance(conn, Conn)
+            if self._streams and not self._prompt and self._thread is not None:
+                # Reading goes ahead of ordinary work where that is allowed; parsing alone does not.
+                self._prompt = True
+                prompt(READING, self._thread.native_id or 0)
             epoll.register(fd, _EVENTS)
 
     def drop(
@@ -252,7 +256,7 @@ class Poller:
 
     def _started(self) -> select.epoll:
         if self._thread is None:
-            self._closed = False
+            self._closed = self._prompt = False
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
             self._epoll = select.epoll()
             self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -265,12 +269,9 @@ class Poller:
     def _run(self) -> None:
         epoll, idle = self._epoll, self._idle
         assert epoll is not None
-        promptly = False
         while True:
-            # Reading goes ahead of ordinary work where that is allowed; parsing alone does not.
-            if promptly != (self._streams > 0):
-                promptly = not promptly
-                prompt(promptly)
+            if self._prompt and not self._streams:
+                self._relax()
             ready = epoll.poll(0 if idle or self._pause_ns else _LINGER_S)
             self._take(ready)
             self._let_go()
@@ -290,6 +291,12 @@ class Poller:
                     if self._closed or not (self._conns or idle or self._dropped):
                         self._end()
                         return
+
+    def _relax(self) -> None:
+        with self._lock:
+            if not self._streams:
+                prompt(0)
+                self._prompt = False
 
     def _let_go(self) -> None:
         while self._dropped:

@@ -214,7 +214,9 @@ class RunState:
     boots: Mapping[str, Boot] = field(default_factory=dict)
     anchors: tuple[AnchorJudged, ...] = ()
     stopped_early: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    """By (session, group): `look` (rounds run), `why`, and the round ids `skipped`."""
+    """By (session, group): `look` (rounds run), `quads` of the next, `why`, and the round ids `skipped`."""
+    forecasts: tuple[Mapping[str, Any], ...] = ()
+    """Made before a stage of a ladder ran: the payload of `forecast_made` with `session` and `at_utc_ns`."""
     tripped: tuple[Gate, ...] = ()
     overridden: tuple[Override, ...] = ()
     stop_asked: Mapping[str, Any] | None = None

@@ -49,8 +49,19 @@ def build(
         power=tuple(power),
         warnings=tuple(dict.fromkeys([*waiting, *warnings])),
         cut=cuts(spec, outlines, cap) if outlines and not admitted else (),
-        assumptions=_assumptions(spec, outlines),
+        assumptions=(*_assumptions(spec, outlines), *_variance(spec, prior)),
         cheapest=tuple(p for s in sessions for p in proposals(spec, s, prior)),
+    )
+
+
+def _variance(spec: Spec, prior: Prior | None) -> tuple[str, ...]:
+    declared = ", ".join(f"{m} {sd:g}" for m, sd in spec.statistics.boot_sd.items())
+    if prior is not None and prior.said:
+        return (f"variance components: estimated from {prior.said}",)
+    if declared:
+        return (f"boot sd: declared ({declared}); other variance components: stated defaults",)
+    return (
+        "variance components: stated defaults; boot sd unknown (no earlier run in the store, none declared)",
     )
 
 

@@ -159,7 +159,7 @@ def group_seconds(
     in_flight = min(concurrency, workload.n)
     batches = waves * math.ceil(workload.n / in_flight)
     work = [t.request_s(workload, in_flight) * batches for t in times]
-    fixed = [t.boot_s + STOP_S + t.request_s(workload) for t in times]
+    fixed = [t.boot_s + STOP_S + t.request_s(workload, in_flight) for t in times]
     resident = design in {"alternated", "duet"}
     if resident and stagger_s is not None:
         ready_s = max(i * stagger_s + t.boot_s for i, t in enumerate(times))
@@ -200,9 +200,11 @@ def request_tokens_usd(arm: Arm, workload: Workload) -> MicroUsd:
     return MicroUsd(math.ceil(exact))
 
 
-def group_tokens_usd(arms: Sequence[Arm], workload: Workload, *, boots: int, waves: int) -> MicroUsd:
-    """The same for a group: every measured request and one warm-up a boot of each arm."""
-    requests = boots * (waves * workload.n + 1)
+def group_tokens_usd(
+    arms: Sequence[Arm], workload: Workload, *, boots: int, waves: int, concurrency: int = 1
+) -> MicroUsd:
+    """The same for a group: every measured request and the warm-up of each boot of each arm."""
+    requests = boots * (waves * workload.n + min(concurrency, workload.n))
     return MicroUsd(sum(request_tokens_usd(arm, workload) for arm in arms) * requests)
 
 

@@ -108,6 +108,8 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
                 usd_expected=share,
                 load=load_plan(draft.load, draft.concurrency, spec.workloads[draft.workload].n),
                 looks=draft.looks if choice.design in RESIDENT else (),
+                look_quads=draft.look_quads if choice.design == "alternated" else (),
+                forecast=draft.forecast,
             )
         )
     rounds = [r for g in groups for r in g.rounds]

@@ -18,5 +18,6 @@ class Further:
     economics: list[dict[str, Any]] = field(default_factory=list)
     frontiers: list[dict[str, Any]] = field(default_factory=list)
     looks: list[dict[str, Any]] = field(default_factory=list)
+    forecasts: list[dict[str, Any]] = field(default_factory=list)
     sentences: tuple[tuple[str, str], ...] = ()
     """(what it is, one sentence)."""

@@ -109,6 +109,16 @@ def gates(events: Sequence[Event]) -> tuple[GateFact, ...]:
     return tuple(found.values())
 
 
+def cell_counters(events: Sequence[Event]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """(session, cell) -> what its committed round says of its server's counters and of the node meanwhile."""
+    return {
+        (e.session or "?", cell["cell"]): cell
+        for e in events
+        if e.type == "round_committed"
+        for cell in e.payload["cells"]
+    }
+
+
 def anchor_times(state: RunState) -> tuple[AnchorTime, ...]:
     """When each anchor was judged; the last time counts."""
     found = {(a.session or "?", a.position): a.utc_ns for a in state.anchors}
@@ -120,10 +130,12 @@ def ladders(spec: Spec, plan: CampaignPlan) -> dict[str, tuple[LadderRung, ...]]
     found: dict[str, tuple[LadderRung, ...]] = {}
     for session in plan.sessions:
         for group in session.groups:
-            name = group.name.removeprefix("ladder.")
-            if group.kind != "ladder" or name not in spec.ladders:
+            name = group.ladder
+            if name is None or name not in spec.ladders or name in found:
                 continue
-            base, *rungs = group.arms
+            # A ladder in stages has its rungs in several groups, in order.
+            stages = [g for g in session.groups if g.ladder == name]
+            base, *rungs = dict.fromkeys(arm for g in stages for arm in g.arms)
             values = spec.ladders[name].values
             found[name] = (
                 LadderRung(name, base, None),
@@ -235,7 +247,10 @@ def plan_actual(
     return tuple(found)
 
 
-def warnings(state: RunState) -> tuple[str, ...]:
+_SHOWN = 5
+
+
+def warnings(state: RunState, events: Sequence[Event] = ()) -> tuple[str, ...]:
     """What a careful reader should know: refusals, nodes not proven gone, rounds voided or done again."""
     said = [
         f"Session {r.get('session')} was refused a lease on {r.get('node')}: {plain(r.get('why'))}."
@@ -248,9 +263,19 @@ def warnings(state: RunState) -> tuple[str, ...]:
                 f"Lease {lease.id} may still bill: {plain(lease.unreachable_why)}. Check by hand: {by_hand}"
             )
     ended = Counter(state.attempt_states.values())
-    if ended["voided"]:
-        last = next((plain(r.reason) for r in state.rounds.values() if r.state == "voided" and r.reason), "")
-        said.append(f"{ended['voided']} round(s) were voided{': ' + last if last else ''}.")
+    why = {
+        (e.session, e.payload["round_id"], e.payload["attempt"]): plain(e.payload["reason"])
+        for e in events
+        if e.type == "round_voided"
+    }
+    voided = [key for key, ended_ in state.attempt_states.items() if ended_ == "voided"]
+    for session, id_, attempt in voided[:_SHOWN]:
+        reason = why.get((session, id_, attempt)) or plain(state.rounds[session, id_].reason)
+        said.append(
+            f"Round {id_} of {session}, attempt {attempt}, was voided: {reason or 'no reason given'}."
+        )
+    if len(voided) > _SHOWN:
+        said.append(f"{len(voided) - _SHOWN} further round(s) were voided.")
     if ended["superseded"]:
         said.append(
             f"{ended['superseded']} interrupted round(s) were done again; their rows are kept as superseded."

@@ -98,6 +98,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "over_sessions": report.further.sessions,
         "aa_offsets": report.further.aa_offsets,
         "stopped_early": report.further.looks,
+        "forecasts": report.further.forecasts,
         "economics": report.further.economics,
         "frontiers": report.further.frontiers,
         "instrument": dict(report.instrument),

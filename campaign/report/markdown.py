@@ -24,7 +24,7 @@ def render(report: Report) -> str:
             "|---|---|--:|--:|--:|--:|---|---|---|",
         ]
     for v in report.primary:
-        name = f"{words.arm(v.b, report.labels)} vs {words.arm(v.a, report.labels)}"
+        name = words.against(v, report)
         cells = (
             _safe(name),
             f"`{v.metric}`",

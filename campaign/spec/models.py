@@ -7,7 +7,7 @@ Schema that editors read and in docs/SPEC.md. Rules between fields are in `campa
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from campaign.spec.arm_models import (
     Arm,
@@ -280,12 +280,23 @@ class Ladder(Strict):
     """Boots of each arm."""
     design: Design = "auto"
     """How arms share the node; auto lets the plan choose the strongest that fits."""
+    looks: tuple[Count, ...] = ()
+    """Rounds after which the ladder may stop early, once every comparison of it is decided; all arms must be resident."""
+    look_quads: tuple[Count, ...] = ()
+    """The same inside rounds: after so many whole A B B A quads (two prompts on every arm), all rounds counted together."""
+    staged: Flag = False
+    """Run rungs in stages, two first, then one at a time; stop where the forecast says that no deeper one can win."""
+
+
+def _null_word(value: object) -> object:
+    """YAML reads an unquoted null as nothing; here it is the name of a test."""
+    return "null" if value is None else value
 
 
 class Pair(Strict):
     """Two arms on the same slots in the same session."""
 
-    kind: Literal["pair", "null", "aa"] = "pair"
+    kind: Annotated[Literal["pair", "null", "aa"], BeforeValidator(_null_word)] = "pair"
     """pair: a difference is sought; null: equality is expected; aa: the same arm twice."""
     a: Name
     """First arm."""
@@ -309,6 +320,8 @@ class Pair(Strict):
     """How the two arms share the node."""
     looks: tuple[Count, ...] = ()
     """Rounds (boots of each arm) after which the pair may stop early; both arms must be resident. None: it runs whole."""
+    look_quads: tuple[Count, ...] = ()
+    """The same inside rounds: after so many whole A B B A quads (two prompts on both arms), all rounds counted together."""
 
 
 class Session(Strict):
