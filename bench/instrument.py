@@ -194,10 +194,12 @@ def tokenizer(python, folder):
     return place
 
 
-def tool(argv, client_cpu, limit=240):
+def tool(argv, client_cpu, limit=240, *, offline=True):
     """Run a tool pinned to the client's core: (its CPU seconds, exit status, last words)."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "NO_COLOR": "1"}
+    env = {**os.environ, "NO_COLOR": "1"}
+    if offline:
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     done = subprocess.run(
         ["taskset", "-c", str(client_cpu), *map(str, argv)],
         check=False,
@@ -235,7 +237,8 @@ def aiperf(python, server, folder, streams, tokens, client_cpu):
         folder / "tokenizer",
     ]
     argv += ["--osl", tokens, "--isl", 16, "--artifact-dir", out, "--ui", "none"]
-    cpu, code, words, rss = tool(argv, client_cpu)
+    # Told to be offline, it looks for a snapshot of the hub and not for the folder it was given.
+    cpu, code, words, rss = tool(argv, client_cpu, offline=False)
     found = next(out.rglob("profile_export_aiperf.json"), None)
     if code or found is None:
         raise RuntimeError(f"aiperf: {words[-300:]}")

@@ -21,8 +21,8 @@ arms:
   plain: {engine: llamacpp, model: smollm2, threads: 1, context: 1024, kv_dtype: f16, prefix_cache: false,
           max_running_requests: 2}
 workloads:
-  chat: {pack: quickstart-chat, n: 2, max_tokens: 10, temperature: 0.6}
-  health: {pack: health, n: 2, max_tokens: 8}
+  chat: {pack: health, n: 2, max_tokens: 6, temperature: 0.6}
+  health: {pack: health, n: 1, max_tokens: 6}
 anchor: {arm: plain, workload: health, reference: establish, drift_delta: 0.5, boots: 1, between: false}
 pairs:
   steady: {kind: aa, a: plain, workload: chat, primary: step_ms, margin: 0.5, boots: 1, concurrency: 2,
@@ -40,7 +40,7 @@ ray: {mode: inline}
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     campaign = Campaign(tmp_path_factory.mktemp("loads"))
     (campaign.folder / "experiments.yaml").write_text(SPEC)
-    done = campaign.run("run", "experiments.yaml")
+    done = campaign.run("run", "experiments.yaml", timeout=290)
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     return campaign
 
