@@ -11,6 +11,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from campaign.store.row import RequestRow
@@ -95,4 +96,4 @@ def _apportioned(amount: int, tokens: Sequence[int], total: int) -> list[int]:
     for n in tokens:
         run += n
         ends.append(amount * run // total)
-    return [b - a for a, b in itertools.pairwise(ends)]
+    return [b - a for a, b in pairwise(ends)]
