@@ -7,7 +7,6 @@ counters', and `step_ms` and `accept_len` of a row are those of its window: one 
 its own. Such rows exist in the analysis alone and carry `counters_of_wave` or `counters_of_cell`.
 """
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
