@@ -419,7 +419,7 @@ def early_share(rng, comp, difference, best, reps):
     return total / reps
 
 
-def promises(reps, seed, workers):
+def promises(reps, seed, workers, parts):
     """All of the above; every number is simulated."""
     jobs = [
         (name, comp, law, design, n, 4, past_n or n, 10 * reps, seed + i)
@@ -436,44 +436,51 @@ def promises(reps, seed, workers):
         (law, every, STEP["boot"], max(200, reps // 3), seed + 500 + i)
         for i, (law, every) in enumerate((law, every) for law in LAWS for every in ("quad", "request"))
     ]
+    found = {}
     with ProcessPoolExecutor(workers) as pool_:
-        verdicts = list(pool_.map(verdict_rates, jobs))
-        stopped = list(pool_.map(stop_rates, stops))
-    return {
-        "simulated": True,
-        "seed": seed,
-        "verdicts": verdicts,
-        "stopping": stopped,
-        "champion": champion_bias(reps, seed + 900),
-        "drift": drift_alarms(max(300, reps // 2), seed + 901),
-        "dollars": dollars(reps, seed + 902),
-    }
+        if "verdicts" in parts:
+            found["verdicts"] = list(pool_.map(verdict_rates, jobs))
+        if "stopping" in parts:
+            found["stopping"] = list(pool_.map(stop_rates, stops))
+    if "rest" in parts:
+        found["champion"] = champion_bias(reps, seed + 900)
+        found["drift"] = drift_alarms(max(300, reps // 2), seed + 901)
+        found["dollars"] = dollars(reps, seed + 902)
+    return found
+
+
+PARTS = ("verdicts", "stopping", "rest")
 
 
 def show(found):
     """The tables of docs/STATISTICS.md."""
-    print(
-        "| metric | noise | design | n | past n | A/A different (upper) | these boots only | coverage | false equivalent (upper) |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for r in found["verdicts"]:
+    if "verdicts" in found:
+        print(
+            "| metric | noise | design | n | past n | A/A different (upper) | these boots only | coverage "
+            "| false equivalent (upper) |\n|---|---|---|---|---|---|---|---|---|"
+        )
+    for r in found.get("verdicts", ()):
         print(
             f"| {r['metric']} | {r['law']} | {r['design']} | {r['n']} | {r['past_n']} | {r['false_different']:.1%} "
             f"({r['false_different_upper']:.1%}) | {r['false_different_boots_only']:.1%} | {r['coverage']:.1%} "
             f"| {r['false_equivalent']:.1%} ({r['false_equivalent_upper']:.1%}) |"
         )
-    for r in found["stopping"]:
+    for r in found.get("stopping", ()):
         print(
-            f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) | {r['false_stops_plain_t']:.1%} |"
+            f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) "
+            f"| {r['false_stops_plain_t']:.1%} |"
         )
-    c, d = found["champion"], found["drift"]
-    print(
-        f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} +- {c['se']:.2f} sd"
-    )
-    print(
-        f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), stated {d['stated']:.0%}"
-    )
-    for r in found["dollars"]:
+    if "champion" in found:
+        c, d = found["champion"], found["drift"]
+        print(
+            f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} "
+            f"+- {c['se']:.2f} sd"
+        )
+        print(
+            f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), "
+            f"stated {d['stated']:.0%}"
+        )
+    for r in found.get("dollars", ()):
         print(r)
 
 
@@ -487,6 +494,9 @@ def main():
     parser.add_argument(
         "--reps", type=int, default=4000, help="ten times as many for verdicts; 0: widths only"
     )
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="only this; repeatable (a slow or busy machine)"
+    )
     parser.add_argument("--seed", type=int, default=20260701)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
@@ -495,7 +505,7 @@ def main():
     args = parser.parse_args()
     found = {"simulated": True, "seed": args.seed}
     if args.reps:
-        found |= promises(args.reps, args.seed, args.workers)
+        found |= promises(args.reps, args.seed, args.workers, args.part or PARTS)
         show(found)
     found["widths"] = []
     if args.widths:

@@ -7,10 +7,10 @@ counters', and `step_ms` and `accept_len` of a row are those of its window: one 
 its own. Such rows exist in the analysis alone and carry `counters_of_wave` or `counters_of_cell`.
 """
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from campaign.store.row import RequestRow
@@ -95,4 +95,4 @@ def _apportioned(amount: int, tokens: Sequence[int], total: int) -> list[int]:
     for n in tokens:
         run += n
         ends.append(amount * run // total)
-    return [b - a for a, b in itertools.pairwise(ends)]
+    return [b - a for a, b in pairwise(ends)]

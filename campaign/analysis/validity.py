@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from campaign.analysis.describe import median
+from campaign.analysis.power import clocks
 from campaign.analysis.variance import MEASURED, log_value, usable
 from campaign.plan.model import Comparison, GroupPlan
 from campaign.spec.models import Metric
@@ -88,6 +89,9 @@ def check(
         fatal.add("mixed_rate_definition")
     if len({r.simulated for r in good}) > 1:
         fatal.add("mixed_simulated")
+    apart, said = clocks(mine, pair)
+    fatal |= apart if metric != "accept_len" else set()
+    notes |= said
     if _cold(mine):
         notes.add("cold_first_wave")
     if any("client_lag" in r.reasons for r in mine):

@@ -56,7 +56,9 @@ class SkyAgentRun:
                 continue
             whole = data[: data.rfind(b"\n") + 1]
             if whole:
-                with local.open("ab") as file:
+                with local.open("r+b" if offset else "wb") as file:
+                    file.truncate(offset)
+                    file.seek(offset)
                     file.write(whole)
                 events, _ = agent_journal.follow(local, offset)
                 offset += len(whole)

@@ -19,5 +19,7 @@ class Further:
     frontiers: list[dict[str, Any]] = field(default_factory=list)
     looks: list[dict[str, Any]] = field(default_factory=list)
     forecasts: list[dict[str, Any]] = field(default_factory=list)
+    energy: list[dict[str, Any]] = field(default_factory=list)
+    gpu_idle: list[dict[str, Any]] = field(default_factory=list)
     sentences: tuple[tuple[str, str], ...] = ()
     """(what it is, one sentence)."""

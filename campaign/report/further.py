@@ -21,6 +21,7 @@ from campaign.analysis.forecast import aggregate, mean_tau, score
 from campaign.analysis.looks import Stop
 from campaign.analysis.model import Verdict
 from campaign.analysis.pairs import boot_sd, compare, pool_for
+from campaign.analysis.power import ArmPower, energy, idle
 from campaign.analysis.sequential import saved
 from campaign.analysis.sessions import over_sessions
 from campaign.analysis.variance import boots_of
@@ -43,6 +44,7 @@ def further(
     prior: Prior | None,
     stopped: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     forecasts: Sequence[Mapping[str, Any]] = (),
+    billed_s: Mapping[str, float] | None = None,
 ) -> Further:
     """Everything beside the verdicts. rows: valid ones."""
     measured = [r for r in rows if r.phase == "measure" and r.validity == "valid"]
@@ -61,7 +63,19 @@ def further(
         usd_by_group=usd_by_group,
         accelerators=_accelerators(plan),
     )
+    power = energy(measured)
+    said += _energy(power)
+    gpu_idle = idle(rows, billed_s or {})
+    said += [
+        (
+            "GPU idle",
+            f"{i.session}: no request in flight for {words.number(100 * i.share)} % of the billed {words.number(i.billed_s / 60)} min",
+        )
+        for i in gpu_idle
+    ]
     return Further(
+        energy=[asdict(e) for e in power],
+        gpu_idle=[asdict(i) | {"share": i.share} for i in gpu_idle],
         across=[across_json(x) for x in crossed],
         champions=champions,
         replicates=repeats,
@@ -75,6 +89,21 @@ def further(
         forecasts=_forecasts(forecasts, measured, said),
         sentences=tuple(said),
     )
+
+
+def _energy(power: Sequence[ArmPower]) -> list[tuple[str, str]]:
+    """One sentence a group: the arms' joules a token."""
+    groups: dict[tuple[str, str], list[ArmPower]] = defaultdict(list)
+    for p in power:
+        groups[p.session, p.group].append(p)
+    return [
+        (
+            "energy",
+            f"{session} / {group}, joules a token: "
+            + ", ".join(f"{p.arm} {words.number(p.joules_per_token)}" for p in mine),
+        )
+        for (session, group), mine in groups.items()
+    ]
 
 
 def _looks(

@@ -102,6 +102,8 @@ def report_json(report: Report) -> dict[str, Any]:
         "economics": report.further.economics,
         "frontiers": report.further.frontiers,
         "instrument": dict(report.instrument),
+        "energy": report.further.energy,
+        "gpu_idle": report.further.gpu_idle,
         "prior_runs": list(report.prior_runs),
         "sources": {
             k: {"query": s.query, "language": s.language, "n": s.n, "unit": s.unit}

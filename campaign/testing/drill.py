@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from campaign.budget.machine import Limits, limits
+from campaign.budget.machine import Limits, committed, limits
 from campaign.fleet.additions import Request
 from campaign.fleet.again import rest_of, root_of
 from campaign.fleet.budget import BudgetController
@@ -25,7 +25,7 @@ from campaign.fleet.reconcile import Reconciler, Scope
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
-from campaign.ledger.state import RunState, fold
+from campaign.ledger.state import RunState, apply
 from campaign.money import MicroUsd, micro
 from campaign.plan import codec
 from campaign.plan.build import build
@@ -346,9 +346,7 @@ class World:
 
     def _check_at_end(self, ending: Ending | None) -> None:
         ledger = Ledger.over(self.db, self.clock)
-        ledger.verify()
-        state = fold(ledger.events())
-        self._committed_never_above_cap(ledger)
+        state = self._committed_never_above_cap(ledger)
         open_nodes = {self._node_of(lease.id) for lease in state.open_leases}
         alive = [n for n in self.cloud.nodes.values() if n.ended_utc_ns is None]
         for node in alive:
@@ -366,18 +364,16 @@ class World:
             self._same_verdicts(state)
         self._rows(state)
 
-    def _committed_never_above_cap(self, ledger: Ledger) -> None:
-        """No lease was admitted that brought `committed` above the cap."""
-        from campaign.budget.machine import committed
-        from campaign.ledger.state import apply
-
+    def _committed_never_above_cap(self, ledger: Ledger) -> RunState:
+        """No lease was admitted that brought `committed` above the cap. Opening the ledger has verified its chain."""
         state = RunState()
         for event in ledger.events():
             state = apply(state, event)
-            if event.type == "lease_intent":
+            if event.type in {"lease_intent", "lease_extended"}:
                 risk = committed(state, event.utc_ns)
                 if risk is None or risk > self.cap:
                     self._problem("over_cap", f"committed {risk} of {self.cap} at event {event.seq}")
+        return state
 
     async def _heal(self) -> None:
         """Everything answers again: after one reconcile and the dead-men nothing may be left, and nothing unpaid."""
@@ -406,18 +402,16 @@ class World:
         if (await self._state()).created is None or self.rng.random() < 0.5:
             return
         for _ in range(MAX_LIVES):
-            before = len((await self._state()).sessions)
             ending = await self._life(Process(None), first=False)
-            state = await self._state()
-            self._rows(state)
-            if ending.exit_code == 0:
-                self.out.resumed = True
-                self._same_verdicts(state)
             if ending.exit_code in {0, 3}:
-                return
-            if len(state.sessions) == before and not ending.results:
                 break
-        self._problem("rows_lost", f"resume cannot finish: {ending.exit_code} {ending.reason}")
+        else:
+            self._problem("rows_lost", f"resume cannot finish: {ending.exit_code} {ending.reason}")
+        state = await self._state()
+        self._rows(state)
+        if ending.exit_code == 0:
+            self.out.resumed = True
+            self._same_verdicts(state)
 
     async def _state(self) -> RunState:
         return await BudgetController(Ledger.over(self.db, self.clock), self.clock, self.spec).state()

@@ -12,9 +12,9 @@ from campaign.store.run import Run, open_run
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
 TINY = (
-    "ray.mode=inline", "workloads.health.n=3", "workloads.health.max_tokens=12", "anchor.between=false",
+    "ray.mode=inline", "workloads.health.n=2", "workloads.health.max_tokens=8", "anchor.boots=1", "anchor.between=false",
     "anchor.reference=store", "anchor.drift_delta=0.9", "pairs.aa.boots=2", "workloads.chat.n=3",
-    "workloads.chat.max_tokens=12", "sessions.main.pairs=[aa]", "sessions.main.ladders=[]", "gates.boot_timeout=240s",
+    "workloads.chat.max_tokens=8", "sessions.main.pairs=[aa]", "sessions.main.ladders=[]", "gates.boot_timeout=240s",
 )  # fmt: skip
 """An A/A of two boots between two anchors: some 15 s on two quiet cores. Neighbours must not stop it."""
 
