@@ -24,9 +24,9 @@ from scipy import special
 from campaign.analysis.champion import champion
 from campaign.analysis.drift import judge
 from campaign.analysis.estimate import Estimate, critical
-from campaign.analysis.pairs import boot_sd, compare, pool_for
+from campaign.analysis.pairs import SIGNED_SHARE, boot_sd, compare, pool_for
 from campaign.analysis.sequential import look, quads
-from campaign.analysis.variance import Boot, pool, split
+from campaign.analysis.variance import Boot
 from campaign.plan.cheapest import Costs, cheapest, price
 from campaign.plan.power import METRICS, Prior, default_prior, needed_boots
 from campaign.spec.models import Anchor
@@ -146,58 +146,128 @@ def noise(rng, law, shape, sd):
     return e
 
 
-def group(rng, comp, law, design, n, k, shift=0.0):
-    """Boots of two arms, k each, over n prompts."""
-    prompt = rng.normal(0, 0.05, n)
-    out = []
-    for arm in "ab":
-        own = prompt + rng.normal(0, comp["slot"] / math.sqrt(2), n) + (shift if arm == "b" else 0.0)
-        y = own + rng.normal(0, comp["boot"], k)[:, None] + noise(rng, law, (k, n), comp["residual"])
-        for i in range(k):
-            r = i if design == "alternated" else 2 * i + (arm == "b")
-            out.append(Boot(arm, i, r, {f"s{j}": float(v) for j, v in enumerate(y[i])}))
-    return out
+def draw(rng, comp, law, shape):
+    """Log values of (sessions, 2 arms, boots, prompts)."""
+    sessions, _, k, n = shape
+    own = rng.normal(0, comp["slot"] / math.sqrt(2), (sessions, 2, 1, n))
+    return own + rng.normal(0, comp["boot"], (sessions, 2, k, 1)) + noise(rng, law, shape, comp["residual"])
 
 
-def history(rng, comp, law, design, n):
-    """The boot sd that past runs of the store give, with its degrees of freedom."""
-    found = pool(
-        [
-            s
-            for _ in range(HISTORY)
-            if (s := split(group(rng, comp, law, design, n, 4), resident=design == "alternated"))
-        ]
-    )
+def boots_of_one(y, design):
+    """One session of `draw` as the boots that `campaign.analysis` reads."""
+    return [
+        Boot(
+            arm,
+            i,
+            i if design == "alternated" else 2 * i + a,
+            {f"s{j}": float(v) for j, v in enumerate(y[a, i])},
+        )
+        for a, arm in enumerate("ab")
+        for i in range(y.shape[1])
+    ]
+
+
+def mean_squares(y, design):
+    """(boot, residual, df of boots) of every session: `analysis.variance.split`, for all sessions at once."""
+    _, _, k, n = y.shape
+    left = (y[:, 1:] - y[:, :1]) / math.sqrt(2) if design == "alternated" else y
+    left = left - left.mean(axis=2, keepdims=True)
+    means = left.mean(axis=3)
+    inner = left - means[..., None]
+    df = left.shape[1] * (k - 1)
+    return (means**2).sum(axis=(1, 2)) / df, (inner**2).sum(axis=(1, 2, 3)) / (df * (n - 1)), df
+
+
+def judged(y, design, past, past_df, past_n):
+    """Mean and the two errors with their df of every session: `pairs.boot_sd` and `pairs.compare`, all at once.
+
+    past: the signed boot variance that the store knows. Held to the functions themselves by `agrees`.
+    """
+    _, _, k, n = y.shape
+    ms, r, df = mean_squares(y, design)
+    first = np.maximum(0.0, (df * (ms - r / n) + past_df * past) / (df + past_df))
+    squares = [(first + r / n) ** 2, (first + r / past_n) ** 2]
+    weights = [df / squares[0], past_df / squares[1]]
+    total_weight = weights[0] + weights[1]
+    signed = (weights[0] * (ms - r / n) + weights[1] * past) / total_weight
+    spread_of = (weights[0] ** 2 * squares[0] / df + weights[1] ** 2 * squares[1] / past_df) / total_weight**2
+    of = df + past_df
+    n_eff = r / (np.sqrt(spread_of * of) - first)
+    own = np.maximum(signed, -SIGNED_SHARE * r / n)
+    noisier = of * ((own + r / n) / (own + r / n_eff)) ** 2
+    boot_df = np.where(n_eff < n, np.maximum(noisier, max(df, 1.0)), of)
+    d = (y[:, 1] - y[:, 0]).mean(axis=1)
+    within, h = d.var(axis=1, ddof=1) / n, 2.0 / k
+    seen = h * (own + r / n)
+    spread = within**2 / (n - 1) + seen**2 / boot_df + (h * r / n) ** 2 / (boot_df * (n - 1))
+    total = within + h * own
+    free = np.maximum(total**2 / spread, np.minimum(boot_df, n - 1.0))
+    # Where nothing is left of the sum, the boots alone are believed.
+    se = np.where(total > 0, np.sqrt(np.maximum(total, 0.0)), np.sqrt(seen))
+    return d.mean(axis=1), (se, np.where(total > 0, free, boot_df)), (np.sqrt(seen), boot_df)
+
+
+def p_zero(mean, *errors):
+    return np.minimum(1.0, np.max([2 * special.stdtr(df, -abs(mean) / se) for se, df in errors], axis=0))
+
+
+def p_equivalent(mean, limit, *errors):
+    return np.max([special.stdtr(df, -(limit - abs(mean)) / se) for se, df in errors], axis=0)
+
+
+def agrees(y, design, past, past_df, past_n, p, p_same, limit):
+    """The same sessions judged by the functions that judge a run: equal, or this raises."""
     blank = dict.fromkeys(METRICS, 0.0)
-    return Prior(blank, {"step_ms": found.sd}, blank, {"step_ms": found.df}, source="prior")
+    for i in range(len(y)):
+        known = Prior(
+            blank, {"step_ms": math.sqrt(max(0.0, past[i]))}, blank, {"step_ms": float(past_df)},
+            boot_signed={"step_ms": float(past[i])}, boot_n={"step_ms": float(past_n)},
+        )  # fmt: skip
+        boots = boots_of_one(y[i], design)
+        found = pool_for({"g": boots}, {"g": design}, "g", ("a", "b"))
+        sides = [[x for x in boots if x.arm == arm] for arm in "ab"]
+        full = compare(*sides, boot=boot_sd("step_ms", found, prior=known), resident=found.resident).full
+        at_margin = Estimate(full.mean + limit, full.errors)
+        if not math.isclose(full.p_zero(), p[i], rel_tol=1e-6) or not math.isclose(
+            at_margin.p_equivalent(limit), p_same[i], rel_tol=1e-6
+        ):
+            raise AssertionError(f"the vectorised test is not that of a run: {full.p_zero()} and {p[i]}")
+
+
+CHECKED = 40
+"""Sessions of each row that are judged a second time, by the functions themselves."""
 
 
 def verdict_rates(job):
     """False differences, coverage and false equivalence of one design under one law."""
-    name, comp, law, design, n, k, reps, seed = job
+    name, comp, law, design, n, k, past_n, reps, seed = job
     rng = np.random.default_rng(seed)
     limit = math.log1p(0.02)
-    false = covered = same = bare = 0
-    for i in range(reps):
-        if i % 10 == 0:
-            known = history(rng, comp, law, design, n)
-        boots = group(rng, comp, law, design, n, k)
-        found = pool_for({"g": boots}, {"g": design}, "g", ("a", "b"))
-        sd = boot_sd("step_ms", found, prior=known)
-        a, b = ([x for x in boots if x.arm == arm] for arm in "ab")
-        stats = compare(a, b, boot=sd, resident=found.resident)
-        full = stats.full
-        false += full.p_zero() < 0.05
-        bare += stats.boots_only.p_zero() < 0.05
-        lo, hi = full.interval(0.95)
-        # Interval and estimate move with a true effect alike, so coverage of one is coverage of none.
-        covered += lo <= 0 <= hi
-        at_margin = Estimate(full.mean + limit, full.errors)
-        same += at_margin.p_equivalent(limit) < 0.05
+    false = same = bare = done = 0
+    while done < reps:
+        size = min(2000, reps - done)
+        # Ten sessions share a store, as they would.
+        stores = -(-size // 10)
+        ms, r, df = mean_squares(draw(rng, comp, law, (stores * HISTORY, 2, 4, past_n)), design)
+        past = np.repeat((ms - r / past_n).reshape(stores, HISTORY).mean(axis=1), 10)[:size]
+        y = draw(rng, comp, law, (size, 2, k, n))
+        mean, *errors = judged(y, design, past, HISTORY * df, past_n)
+        p, p_same = p_zero(mean, *errors), p_equivalent(mean + limit, limit, *errors)
+        if done == 0:
+            few = slice(0, CHECKED)
+            agrees(y[few], design, past[few], HISTORY * df, past_n, p[few], p_same[few], limit)
+        d = (y[:, 1] - y[:, 0]).mean(axis=1)
+        t = abs(mean) / np.sqrt(d.var(axis=1, ddof=1) / n)
+        bare += int((2 * special.stdtr(n - 1, -t) < 0.05).sum())
+        false += int((p < 0.05).sum())
+        # Interval and estimate move with a true effect alike: coverage of one is coverage of none, and the interval
+        # covers where the test does not reject.
+        same += int((p_same < 0.05).sum())
+        done += size
     return {
-        "metric": name, "law": law, "design": design, "n": n, "boots": k, "reps": reps,
+        "metric": name, "law": law, "design": design, "n": n, "boots": k, "past_n": past_n, "reps": reps,
         "false_different": false / reps, "false_different_upper": upper(false, reps),
-        "false_different_boots_only": bare / reps, "coverage": covered / reps,
+        "false_different_boots_only": bare / reps, "coverage": 1 - false / reps,
         "false_equivalent": same / reps, "false_equivalent_upper": upper(same, reps),
     }  # fmt: skip
 
@@ -222,7 +292,8 @@ def stop_rates(job):
         looks = list(range(2, len(units) + 1))
         hit = naive = False
         for i in looks:
-            booted = -(-i * per // (n // boots))
+            counts = [min(n // boots, max(0, i * per - k * (n // boots))) for k in range(boots)]
+            booted = sum(counts) ** 2 / sum(c * c for c in counts)
             seen = look(units[:i], looks=len(looks), boots=booted, boot_sd=prior_sd, limit=0.0)
             hit = hit or seen.why == "differs"
             if i >= 4:
@@ -348,84 +419,104 @@ def early_share(rng, comp, difference, best, reps):
     return total / reps
 
 
-def promises(reps, seed, workers):
+def promises(reps, seed, workers, parts):
     """All of the above; every number is simulated."""
     jobs = [
-        (name, comp, law, design, n, 4, reps if law == "normal" else reps // 2, seed + i)
-        for i, (name, comp, law, design, n) in enumerate(
-            (name, comp, law, design, n)
+        (name, comp, law, design, n, 4, past_n or n, 10 * reps, seed + i)
+        for i, (name, comp, law, design, n, past_n) in enumerate(
+            (name, comp, law, design, n, past_n)
+            for past_n in (None, 8, 64)
             for name, comp in (("step_ms", STEP), ("decode_tok_s", RATE))
-            for law in LAWS
-            for design in ("alternated", "blocks")
-            for n in (8, 16, 32)
+            for law in (LAWS if past_n is None else LAWS[:2])
+            for design in (("alternated", "blocks") if past_n is None else ("alternated",))
+            for n in ((8, 16, 32) if past_n is None else (32 if past_n == 8 else 16,))
         )
     ]
     stops = [
         (law, every, STEP["boot"], max(200, reps // 3), seed + 500 + i)
         for i, (law, every) in enumerate((law, every) for law in LAWS for every in ("quad", "request"))
     ]
+    found = {}
     with ProcessPoolExecutor(workers) as pool_:
-        verdicts = list(pool_.map(verdict_rates, jobs))
-        stopped = list(pool_.map(stop_rates, stops))
-    return {
-        "simulated": True,
-        "seed": seed,
-        "verdicts": verdicts,
-        "stopping": stopped,
-        "champion": champion_bias(reps, seed + 900),
-        "drift": drift_alarms(max(300, reps // 2), seed + 901),
-        "dollars": dollars(reps, seed + 902),
-    }
+        if "verdicts" in parts:
+            found["verdicts"] = list(pool_.map(verdict_rates, jobs))
+        if "stopping" in parts:
+            found["stopping"] = list(pool_.map(stop_rates, stops))
+    if "rest" in parts:
+        found["champion"] = champion_bias(reps, seed + 900)
+        found["drift"] = drift_alarms(max(300, reps // 2), seed + 901)
+        found["dollars"] = dollars(reps, seed + 902)
+    return found
+
+
+PARTS = ("verdicts", "stopping", "rest")
 
 
 def show(found):
     """The tables of docs/STATISTICS.md."""
-    print(
-        "| metric | noise | design | n | A/A different (upper) | these boots only | coverage | false equivalent |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for r in found["verdicts"]:
+    if "verdicts" in found:
         print(
-            f"| {r['metric']} | {r['law']} | {r['design']} | {r['n']} | {r['false_different']:.1%} "
+            "| metric | noise | design | n | past n | A/A different (upper) | these boots only | coverage "
+            "| false equivalent (upper) |\n|---|---|---|---|---|---|---|---|---|"
+        )
+    for r in found.get("verdicts", ()):
+        print(
+            f"| {r['metric']} | {r['law']} | {r['design']} | {r['n']} | {r['past_n']} | {r['false_different']:.1%} "
             f"({r['false_different_upper']:.1%}) | {r['false_different_boots_only']:.1%} | {r['coverage']:.1%} "
-            f"| {r['false_equivalent']:.1%} |"
+            f"| {r['false_equivalent']:.1%} ({r['false_equivalent_upper']:.1%}) |"
         )
-    for r in found["stopping"]:
+    for r in found.get("stopping", ()):
         print(
-            f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) | {r['false_stops_plain_t']:.1%} |"
+            f"| {r['law']} | {r['looks']} | {r['false_stops']:.1%} ({r['false_stops_upper']:.1%}) "
+            f"| {r['false_stops_plain_t']:.1%} |"
         )
-    c, d = found["champion"], found["drift"]
-    print(
-        f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} +- {c['se']:.2f} sd"
-    )
-    print(
-        f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), stated {d['stated']:.0%}"
-    )
-    for r in found["dollars"]:
+    if "champion" in found:
+        c, d = found["champion"], found["drift"]
+        print(
+            f"champion of {c['k']}: raw {c['bias_raw_sd']:+.2f} sd, adjusted {c['bias_adjusted_sd']:+.2f} "
+            f"+- {c['se']:.2f} sd"
+        )
+        print(
+            f"drift at delta: {d['false_alarms']:.1%} of sessions ({d['false_alarms_upper']:.1%}), "
+            f"stated {d['stated']:.0%}"
+        )
+    for r in found.get("dollars", ()):
         print(r)
+
+
+def _calibrate(job):
+    return calibrate(*job)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", required=True)
-    parser.add_argument("--reps", type=int, default=4000)
+    parser.add_argument(
+        "--reps", type=int, default=4000, help="ten times as many for verdicts; 0: widths only"
+    )
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="only this; repeatable (a slow or busy machine)"
+    )
     parser.add_argument("--seed", type=int, default=20260701)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--widths", type=int, default=0, help="sessions a setting of the width table; 0 leaves it out"
     )
     args = parser.parse_args()
-    found = promises(args.reps, args.seed, args.workers)
-    show(found)
+    found = {"simulated": True, "seed": args.seed}
+    if args.reps:
+        found |= promises(args.reps, args.seed, args.workers, args.part or PARTS)
+        show(found)
     found["widths"] = []
-    for i, setting in enumerate(SETTINGS if args.widths else ()):
-        row = calibrate(setting, args.widths, seed=1000 + i)
-        found["widths"].append(row)
+    if args.widths:
+        with ProcessPoolExecutor(args.workers) as pool_:
+            jobs = [(setting, args.widths, 1000 + i) for i, setting in enumerate(SETTINGS)]
+            found["widths"] = list(pool_.map(_calibrate, jobs))
+    for row in found["widths"]:
         print(
             f"| {row['design']} | {row['slots']} | {row['boots']} | {row['pairs']} | {row['slot_sd']:g} "
             f"| {row['boot_sd']:g} | {row['false_different']:.1%} | {row['false_different_boots_only']:.1%} "
-            f"| {row['false_equivalent']:.1%} | {row['width_over_oracle']:.2f} |",
-            flush=True,
+            f"| {row['false_equivalent']:.1%} | {row['width_over_oracle']:.2f} |"
         )
     Path(args.json).write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
 

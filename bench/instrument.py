@@ -34,6 +34,7 @@ PACKAGES = {
 SHAPES = {1: (93.0, 300), 32: (93.0, 300), 256: (93.0, 300), 1000: (10.0, 40)}
 QUICK = {1: (93.0, 150), 32: (93.0, 200), 256: (93.0, 200)}
 UNPACED = {"campaign": 200_000, "aiohttp": 50_000, "httpx": 50_000, "openai": 20_000}
+TOOL_STREAMS = (1, 32, 256)
 TTFT_MS = 50.0
 
 
@@ -54,9 +55,9 @@ def venv(folder, name):
     if not (place / ".ready").exists():
         say(f"{name}: making its environment")
         shutil.rmtree(place, ignore_errors=True)
-        uv = Path(sys.executable).with_name("uv")
-        subprocess.run([uv, "venv", "-q", "--python", sys.executable, place], check=True)
-        subprocess.run([uv, "pip", "install", "-q", "--python", python, *PACKAGES[name]], check=True)
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[name]]
+        subprocess.run(pip, check=True, capture_output=True)
         (place / ".ready").touch()
     return python
 
@@ -193,10 +194,12 @@ def tokenizer(python, folder):
     return place
 
 
-def tool(argv, client_cpu, limit=240):
+def tool(argv, client_cpu, limit=240, *, offline=True):
     """Run a tool pinned to the client's core: (its CPU seconds, exit status, last words)."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "NO_COLOR": "1"}
+    env = {**os.environ, "NO_COLOR": "1"}
+    if offline:
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     done = subprocess.run(
         ["taskset", "-c", str(client_cpu), *map(str, argv)],
         check=False,
@@ -234,7 +237,8 @@ def aiperf(python, server, folder, streams, tokens, client_cpu):
         folder / "tokenizer",
     ]
     argv += ["--osl", tokens, "--isl", 16, "--artifact-dir", out, "--ui", "none"]
-    cpu, code, words, rss = tool(argv, client_cpu)
+    # Told to be offline, it looks for a snapshot of the hub and not for the folder it was given.
+    cpu, code, words, rss = tool(argv, client_cpu, offline=False)
     found = next(out.rglob("profile_export_aiperf.json"), None)
     if code or found is None:
         raise RuntimeError(f"aiperf: {words[-300:]}")
@@ -326,14 +330,34 @@ def machine():
     }
 
 
+def command(argv):
+    """The arguments that decide what is measured."""
+    keep, skip = [], False
+    for word in argv:
+        if skip or word in {"--venvs", "--markdown"}:
+            skip = not skip
+        elif keep and keep[-1] == "--json":
+            keep.append("FILE")
+        else:
+            keep.append(word)
+    return keep
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, dest="out")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--only", nargs="*", help="clients to run")
+    parser.add_argument("--markdown", type=Path, help="page whose table of this benchmark is to be replaced")
+    parser.add_argument(
+        "--from-json", action="store_true", help="measure nothing: write --markdown from --json"
+    )
     parser.add_argument("--venvs", type=Path, default=Path(".bench-venvs"))
     options = parser.parse_args()
+    if options.from_json:
+        write(options.markdown, json.loads(options.out.read_text()))
+        return
     folder = options.venvs.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     shapes = QUICK if options.quick else SHAPES
@@ -341,6 +365,7 @@ def main():
     names = options.only or (["campaign", "httpx", "aiohttp"] if options.quick else ["campaign", *PACKAGES])
     server_cpu, client_cpu = cores()
     result = {"machine": machine(), "server": {}, "clients": {}}
+    result["machine"]["command"] = " ".join(["python bench/instrument.py", *command(sys.argv[1:])])
     started = time.monotonic()
     with ReferenceServer(Schedule(ttft_ms=TTFT_MS, rate=93.0), cpu=server_cpu) as server:
         for name in names:
@@ -349,7 +374,7 @@ def main():
             if name in {"aiperf", "guidellm"}:
                 tokenizer(python, folder)
                 run = {"aiperf": aiperf, "guidellm": guidellm}[name]
-                few = {k: v for k, v in shapes.items() if k == 32}
+                few = {k: v for k, v in shapes.items() if k in TOOL_STREAMS}
                 entry = tools(name, run, python, server, folder, client_cpu, few)
             else:
                 entry = measure(name, python, server, shapes, client_cpu, repeats)
@@ -370,6 +395,8 @@ def main():
     result["machine"]["seconds"] = round(time.monotonic() - started)
     options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     say(table(result))
+    if options.markdown is not None:
+        write(options.markdown, result)
 
 
 def table(result):
@@ -378,13 +405,97 @@ def table(result):
         "| client | version | chunks / CPU s | streams | CPU us / chunk | lag p50 us | lag p99 us | TTFT err ms | rate err % | MB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    keys = ("cpu_us_per_chunk", "lag_p50_us", "lag_p99_us", "ttft_err_ms", "rate_err_pct", "rss_mb")
     for name, entry in result["clients"].items():
+        first = [name, entry.get("version"), shown(entry["chunks_per_cpu_s"])]
         for streams, row in entry["streams"].items():
-            cells = [name, entry.get("version"), entry["chunks_per_cpu_s"], streams]
-            keys = ("cpu_us_per_chunk", "lag_p50_us", "lag_p99_us", "ttft_err_ms", "rate_err_pct", "rss_mb")
-            cells += [row[k] for k in keys] if row else ["did not run", *[None] * 5]
+            cells = [*first, f"{int(streams):,}"]
+            cells += [shown(row[k]) for k in keys] if row else ["did not run", *["-"] * 5]
             lines.append("| " + " | ".join("-" if c is None else str(c) for c in cells) + " |")
+            first = ["", "", ""]
     return "\n".join(lines)
+
+
+def shown(value):
+    """A number for a table."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def targets(result):
+    """(target, what was measured, whether it is met) of each target that this run speaks of."""
+    ours = result["clients"].get("campaign")
+    if ours is None:
+        return []
+    found = []
+    speed = ours["chunks_per_cpu_s"]
+    peers = {n: e["chunks_per_cpu_s"] for n, e in result["clients"].items() if n != "campaign"}
+    peers = {n: v for n, v in peers.items() if v}
+    found.append(("at least 250,000 chunks per CPU second", f"{speed:,}", speed >= 250_000))
+    if peers:
+        best = max(peers, key=peers.get)
+        ratio = speed / peers[best]
+        found.append(("3 times the best peer", f"{ratio:.1f} times {best}", ratio >= 3))
+    for streams in ("256", "1000"):
+        if row := ours["streams"].get(streams):
+            got = f"{shown(row['lag_p50_us'])}; {shown(row['lag_p99_us'])}"
+            met = row["lag_p50_us"] <= 20 and row["lag_p99_us"] <= 50
+            found.append((f"lag p50 at most 20 us, p99 50 us, {int(streams):,} streams", got, met))
+    if row := ours.get("loaded_256"):
+        got = f"{shown(row['lag_p99_us'])} (user stamps p99 {shown(row.get('user_lag_p99_us'))})"
+        found.append(("lag p99 at most 50 us, client's core fully loaded", got, row["lag_p99_us"] <= 50))
+    if row := ours["streams"].get("256"):
+        cpu = row["cpu_us_per_chunk"]
+        found.append(("at most 15 us of CPU a chunk at 256 streams", shown(cpu), cpu <= 15))
+    if row := ours["streams"].get("32"):
+        got = f"{shown(row['rate_err_pct'])} %; {shown(row['ttft_err_ms'])} ms"
+        met = row["rate_err_pct"] <= 0.1 and row["ttft_err_ms"] <= 1
+        found.append(("rate error at most 0.1 %, TTFT error 1 ms, 32 streams", got, met))
+    if check := ours.get("selfcheck"):
+        late = check["start_err_p99_us"]
+        found.append(("start error p99 at most 1,000 us at 200 requests/s", shown(late), late <= 1000))
+    if row := ours["streams"].get("1000"):
+        got = f"{shown(row['rss_mb'])} MB; {row['lost']:g} lost, {row['merged']:g} merged"
+        met = row["rss_mb"] < 500 and not row["lost"] and not row["merged"]
+        found.append(("1,000 streams under 500 MB, none lost or merged", got, met))
+    return found
+
+
+BEGIN, END = "<!-- bench/instrument.py: begin -->", "<!-- bench/instrument.py: end -->"
+
+
+def page(result):
+    """What a run says, as it stands in docs/INSTRUMENT.md."""
+    m, server = result["machine"], result["server"]
+    load = f"load average {m['load1_before']:.1f} before, {m.get('load1_after', 0):.1f} after"
+    lines = [
+        (
+            f"`{m['command']}`, {m.get('seconds', 0):,} s. {m['cores']} cores ({m['cpu']}), Linux {m['kernel']}, "
+            f"Python {m['python']}; {load} (the run itself keeps about 1)."
+        ),
+    ]
+    if server:
+        lines[0] += (
+            f" The server could send {server['ceiling_chunks_per_s']:,} chunks/s and was late by "
+            f"{shown(server['jitter_p99_us'])} us (p99) at 256 streams."
+        )
+    lines += ["", table(result), ""]
+    for name, entry in result["clients"].items():
+        lines += [f"- {name}: {reason}" for reason in entry.get("reasons", ())]
+    lines += ["", "| target | here | met |", "|---|---|---|"]
+    lines += [f"| {what} | {got} | {'yes' if met else 'no'} |" for what, got, met in targets(result)]
+    return "\n".join(lines)
+
+
+def write(path, result):
+    """Put the run between the two marks of the page."""
+    text = path.read_text()
+    head, found, rest = text.partition(BEGIN)
+    _, found_end, tail = rest.partition(END)
+    if not found or not found_end:
+        raise SystemExit(f"{path} has no place for the table: {BEGIN} ... {END}")
+    path.write_text(f"{head}{BEGIN}\n{page(result)}\n{END}{tail}")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Keep:
     def write(self, folder, exchange, read):
         one = self.seen[folder]
         one.sent = exchange.sent_ns
-        one.stamps = [c.ns for c in read.reading.chunks]
+        one.stamps = read.reading.at
         one.user = exchange.user_ns
         one.merged = read.outcome.merged_reads
         one.source = read.outcome.stamp_source

@@ -15,6 +15,7 @@
     │   ├── LedgerError           the ledger cannot be written or does not verify
     │   │   └── LedgerLocked      another controller holds this run; names it
     │   ├── StoreError            rows cannot be written or read
+    │   │   └── StoreUnreachable  the object store does not answer; asking again later may help
     │   └── RayError              our cluster did not answer in time, or is not ours
     └── Interrupted               exit 130 Ctrl-C; the run can be resumed
 
@@ -143,6 +144,10 @@ class LedgerLocked(LedgerError):
 
 class StoreError(InfrastructureError):
     """Rows cannot be written or read (full disk, read-only folder, corrupt journal)."""
+
+
+class StoreUnreachable(StoreError):
+    """The object store does not answer. Nothing is lost: asking again later may help."""
 
 
 class RayError(InfrastructureError):

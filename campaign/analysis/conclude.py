@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from campaign.analysis.drift import Past, judge, moved
 from campaign.analysis.estimate import ratio
-from campaign.analysis.looks import take
-from campaign.analysis.model import AnchorResult, Speculation, Verdict
+from campaign.analysis.looks import Stop, share, take
+from campaign.analysis.model import AnchorResult, Speculation, Verdict, VerdictWord
 from campaign.analysis.overlap import CellCounters, shared
 from campaign.analysis.pairs import boot_sd, compare, pool_for
+from campaign.analysis.sequential import Look
 from campaign.analysis.speculation import LadderArm, speculation
 from campaign.analysis.validity import LOST_SHARE, MIN_BLOCKS, MIN_WAVES, check
 from campaign.analysis.variance import MEASURED, Boot, boots_of
@@ -46,7 +47,7 @@ class _Session:
     overridden: Sequence[str]
     past: Past | None
     tolerance: float
-    stopped: Mapping[str, int]
+    stopped: Mapping[str, Stop]
     _boots: dict[Metric, dict[str, list[Boot]]] = field(default_factory=dict)
 
     @property
@@ -56,8 +57,15 @@ class _Session:
     def boots(self, metric: Metric) -> dict[str, list[Boot]]:
         """Boots of every group, anchors among them."""
         if metric not in self._boots:
-            self._boots[metric] = {g: boots_of(rows, metric) for g, rows in sorted(self.rows.items())}
+            self._boots[metric] = {
+                g: self._whole(g, boots_of(rows, metric)) for g, rows in sorted(self.rows.items())
+            }
         return self._boots[metric]
+
+    def _whole(self, group: str, boots: list[Boot]) -> list[Boot]:
+        """Without the boots of a round that a look cut short, where others are whole: they hold fewer prompts."""
+        stop = self.stopped.get(group)
+        return boots if stop is None or not stop.rounds else [b for b in boots if b.round < stop.rounds]
 
     def prior_step(self) -> float | None:
         """Boot sd of the step that earlier rows know, or None."""
@@ -79,7 +87,7 @@ def conclude(
     prior: Prior | None = None,
     past: Past | None = None,
     tolerance: float = LOST_SHARE,
-    stopped: Mapping[tuple[str, str], int] | None = None,
+    stopped: Mapping[tuple[str, str], Stop] | None = None,
     cells: CellCounters | None = None,
 ) -> Conclusions:
     """Judge every comparison, anchor and ladder of a run.
@@ -91,8 +99,9 @@ def conclude(
     gates that were overridden, printed beside every verdict of the session; an override of the drift gate
     keeps proven drift from making a pair invalid. prior: components from earlier rows of the store. past:
     earlier anchors, for `reference: store`. tolerance: share of planned blocks that may be lost. stopped: (session,
-    group) -> rounds run, of pairs that a look ended early: judged on those rounds, with the interval that holds
-    at every look. cells: counters of overlapping requests, as their rounds committed them.
+    group) -> how far it ran, of groups that ended early: judged on what ran, with the interval that holds at every
+    look. A stage of a ladder that a forecast left out is `unresolved` (`stopped_by_forecast`). cells: counters of
+    overlapping requests, as their rounds committed them.
     """
     if cells:
         rows = shared(rows, cells, _depths(plan))
@@ -121,9 +130,7 @@ def conclude(
             stopped={group: k for (name, group), k in (stopped or {}).items() if name == session.name},
         )
         anchors += _anchors(about)
-        ladders += [
-            _ladder(about, g) for g in session.groups if g.kind == "ladder" and about.rows.get(g.name)
-        ]
+        ladders += _ladders(about)
         moves = _moves(about)
         verdicts += [_verdict(about, c, m, moves) for c in session.comparisons for m in METRICS]
     return Conclusions(tuple(adjust(verdicts)), tuple(anchors), tuple(ladders))
@@ -139,36 +146,41 @@ def _depths(plan: CampaignPlan) -> dict[str, int]:
     }
 
 
-def _shortened(session: SessionPlan, stopped: Mapping[tuple[str, str], int]) -> SessionPlan:
-    """The session without the rounds that an early stop left out."""
+def _shortened(session: SessionPlan, stopped: Mapping[tuple[str, str], Stop]) -> SessionPlan:
+    """The session without what early stops left out."""
     groups = tuple(
-        replace(g, rounds=g.rounds[: stopped.get((session.name, g.name), len(g.rounds))])
+        stopped[session.name, g.name].cut(g) if (session.name, g.name) in stopped else g
         for g in session.groups
     )
     return replace(session, groups=groups)
 
 
 def _always_valid(about: _Session, comparison: Comparison, group: GroupPlan, found: Verdict) -> Verdict:
-    """The verdict of a pair that a look ended: the primary metric carries the interval that allowed the look."""
-    reasons = tuple(sorted({*found.reasons, f"stopped_early:{about.stopped[group.name]}"}))
+    """The verdict of a group that a look ended: the primary metric carries the interval that allowed the look."""
+    stop = about.stopped[group.name]
+    at = f"{stop.rounds}+{stop.quads}q" if stop.quads else str(stop.rounds)
+    reasons = tuple(sorted({*found.reasons, f"stopped_early:{at}"}))
     if not found.primary or found.verdict == "invalid":
         return replace(found, reasons=reasons)
-    rows = about.rows.get(group.name, ())
-    seen = take(
-        rows,
-        group,
-        comparison,
-        about.stopped[group.name],
-        level=about.level,
-        declared=about.declared,
-        prior=None,
-    )
+    members = sum(c.group == group.name for c in about.plan.comparisons)
+
+    def seen_at(level: float) -> Look:
+        return take(
+            about.rows.get(group.name, ()), group, comparison, stop.rounds, quads_more=stop.quads, level=level,
+            declared=about.declared, prior=about.prior,
+        )  # fmt: skip
+
+    def said_of(seen: Look) -> tuple[bool, bool, VerdictWord]:
+        lo, hi = seen.lo or 0.0, seen.hi or 0.0
+        differs, equivalent = lo > 0 or hi < 0, -limit < lo and hi < limit
+        way = direction(found.metric, seen.mean or 0.0)
+        return differs, equivalent, word(found.kind, way, differs=differs, equivalent=equivalent)
+
+    limit = math.log1p(found.margin)
+    seen, strict = seen_at(about.level), seen_at(share(about.level, members))
     if seen.lo is None or seen.hi is None or seen.mean is None:
         return replace(found, reasons=reasons)
-    limit = math.log1p(found.margin)
-    differs = seen.lo > 0 or seen.hi < 0
-    equivalent = -limit < seen.lo and seen.hi < limit
-    said = word(found.kind, direction(found.metric, seen.mean), differs=differs, equivalent=equivalent)
+    differs, equivalent, said = said_of(seen)
     return replace(
         found,
         ratio=ratio(seen.mean),
@@ -182,6 +194,8 @@ def _always_valid(about: _Session, comparison: Comparison, group: GroupPlan, fou
         p=None,
         p_tost=None,
         reasons=reasons,
+        # No p-value holds at every look: the family's share of the error rate takes the place of Holm.
+        said_adjusted="unresolved" if strict.lo is None else said_of(strict)[2],
     )
 
 
@@ -261,17 +275,21 @@ def _verdict(
         boot=boot_sd(metric, session_pool, declared=about.declared.get(metric), prior=about.prior),
         resident=session_pool.resident,
         waves=comparison.concurrency > 1,
+        serial=group.load is not None,
         level=about.level,
     )
     fatal, notes = set(sound.fatal), set(sound.notes)
     unfinished = about.partial and not sound.complete
-    if unfinished:
+    skipped = not group.rounds
+    if skipped:
+        fatal, notes = set(), {"stopped_by_forecast"}
+    elif unfinished:
         notes.add("partial")
         fatal.discard("missing_slots")
         notes.discard("missing_slots")
     elif stats.n < (MIN_WAVES if comparison.concurrency > 1 else MIN_BLOCKS):
         fatal.add("too_few_blocks")
-    if not unfinished:
+    if not unfinished and not skipped:
         proven, open_ = _drift(about, group.name, moves)
         fatal, notes = fatal | proven, notes | open_
     notes.update(f"gate_overridden:{gate}" for gate in about.overridden)
@@ -288,7 +306,8 @@ def _verdict(
             usd=about.usd.get((about.plan.name, group.name)),
         ),
     )
-    return _always_valid(about, comparison, group, said) if group.name in about.stopped else said
+    looked = group.name in about.stopped and not skipped
+    return _always_valid(about, comparison, group, said) if looked else said
 
 
 def _drift(about: _Session, group: str, moves: Mapping[str, bool | None]) -> tuple[set[str], set[str]]:
@@ -301,9 +320,19 @@ def _drift(about: _Session, group: str, moves: Mapping[str, bool | None]) -> tup
     return set(), {"drift_unproven"} if unproven else set()
 
 
-def _ladder(about: _Session, group: GroupPlan) -> Speculation:
+def _ladders(about: _Session) -> list[Speculation]:
+    """One for each ladder that has rows, its stages together."""
+    stages: dict[str, list[GroupPlan]] = defaultdict(list)
+    for group in about.plan.groups:
+        if group.ladder is not None and about.rows.get(group.name):
+            stages[group.ladder].append(group)
+    return [_ladder(about, name, groups) for name, groups in stages.items()]
+
+
+def _ladder(about: _Session, ladder: str, groups: Sequence[GroupPlan]) -> Speculation:
     arms = []
-    for name in group.arms:
+    group = groups[0]
+    for name in dict.fromkeys(a for g in groups for a in g.arms):
         config = about.plan.arms[name].config.speculation
         arms.append(LadderArm(name, config.depth if config is not None and config.depth > 0 else None))
     pair = (group.arms[0], group.arms[-1])
@@ -311,9 +340,9 @@ def _ladder(about: _Session, group: GroupPlan) -> Speculation:
     pool = replace(pool_for(about.boots("step_ms"), about.designs, group.name, pair), own=None, rest=())
     boot = boot_sd("step_ms", pool, declared=about.declared.get("step_ms"), prior=about.prior)
     return speculation(
-        about.rows[group.name],
+        [r for g in groups for r in about.rows[g.name]],
         session=about.plan.name,
-        ladder=group.name.removeprefix("ladder."),
+        ladder=ladder,
         arms=arms,
         boot=boot,
         level=about.level,

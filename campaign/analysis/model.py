@@ -68,6 +68,8 @@ class Verdict:
     lo_bootstrap: float | None = None
     """BCa interval over blocks, these boots only: a diagnostic beside the t interval."""
     hi_bootstrap: float | None = None
+    said_adjusted: VerdictWord | None = None
+    """The family-adjusted word of a group that a look ended, where no p-value is; None elsewhere."""
     bootstrap_claims: bool = False
     """Whether n is large enough (16) for its coverage to be claimed."""
 

@@ -16,7 +16,7 @@ taken within boots.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -24,11 +24,13 @@ from scipy import special
 from campaign.analysis.describe import median
 from campaign.analysis.estimate import Estimate, critical
 from campaign.analysis.model import BootSdSource
+from campaign.analysis.serial import independent
 from campaign.analysis.variance import (
     Boot,
     BootVariance,
     Split,
     common_blocks,
+    join,
     pool,
     residents,
     split,
@@ -40,6 +42,8 @@ from campaign.spec.models import Metric
 KNOWN_DF = 1e6
 SUPPOSED = (0.001, 0.003, 0.01, 0.03)
 """Boot standard deviations tried where none is known: GPUs show 0.1 to 0.5 %, one CPU thread 2 to 3 %."""
+SIGNED_SHARE = 0.5
+"""How far below zero an estimated boot variance is believed, in shares of the residual behind a boot mean."""
 _ZERO_SPREAD = 1e-12
 """Relative spread below which logs of measured values count as equal."""
 
@@ -55,6 +59,12 @@ class BootSd:
     ms_residual: float | None
     """Within-boot residual mean square of one arm; None where no arm was booted twice."""
     reasons: tuple[str, ...] = ()
+    signed: float | None = None
+    """The estimated variance before it is cut off at zero; None where it is declared or unknown."""
+    n: float = math.inf
+    """Blocks a boot behind the estimate."""
+    own_df: float = 0.0
+    """Degrees of freedom of the comparison's own boots in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +165,23 @@ def boot_sd(
     known = prior.boot_sd.get(metric) if prior is not None and prior.source == "prior" else None
     if found is not None:
         if known is not None and prior is not None and metric in prior.boot_df and not reasons:
-            weight = prior.boot_df[metric]
-            joined = (found.df * found.variance + weight * known**2) / (found.df + weight)
-            found = BootVariance(joined, found.df + weight)
-        return BootSd(found.sd, found.df, "estimated", residual, tuple(reasons))
+            before = BootVariance(
+                prior.boot_signed.get(metric, known**2),
+                prior.boot_df[metric],
+                prior.boot_n.get(metric, found.n),
+            )
+            found = join([found, before], residual or 0.0) or found
+        own_df = float(own.df_boot) if own is not None else 0.0
+        return BootSd(
+            found.sd, found.df, "estimated", residual, tuple(reasons), found.signed, found.n, own_df
+        )
     if known is not None and prior is not None:
-        return BootSd(known, prior.boot_df.get(metric, KNOWN_DF), "prior", residual)
+        if residual is None:
+            residual = prior.residual_sd.get(metric, 0.0) ** 2
+        return BootSd(
+            known, prior.boot_df.get(metric, KNOWN_DF), "prior", residual,
+            signed=prior.boot_signed.get(metric), n=prior.boot_n.get(metric, math.inf),
+        )  # fmt: skip
     return BootSd(None, 0.0, "unknown", residual, ("boot_sd_unknown",))
 
 
@@ -187,11 +208,13 @@ def compare(
     boot: BootSd,
     resident: bool,
     waves: bool = False,
+    serial: bool = False,
     level: float = 0.95,
 ) -> PairStats:
     """The mean log ratio b/a of two arms' boots, with the interval of the model above.
 
     resident: only rounds that hold both arms count. waves: blocks are nested in boots.
+    serial: they are batches of a steady or open loop; where they are not independent, the boot is the block.
     """
     if resident:
         rounds = {x.round for x in a} & {x.round for x in b}
@@ -209,6 +232,11 @@ def compare(
     middle = median([float(x) for x in d])
     if len(blocks) < 2:
         return PairStats(n, k, mean, middle, None, None, boot, None, shown, ("too_few_blocks",))
+    together = resident and len(ya) == len(yb)
+    if serial and not all(map(independent, [yb - ya] if together else [ya, yb])):
+        return _by_boots(
+            ya, yb, PairStats(n, k, mean, middle, None, None, boot, None, shown, ()), paired=together
+        )
     within, df = _within(ya, yb, paired=resident) if waves else (float(d.var(ddof=1)) / len(d), len(d) - 1.0)
     if within <= (_ZERO_SPREAD * max(1.0, abs(mean))) ** 2:
         return PairStats(n, k, mean, middle, None, None, boot, None, shown, ("no_spread",))
@@ -228,6 +256,20 @@ def compare(
     return PairStats(
         n, k, mean, middle, boots_only, full, boot, overturn, shown, boot.reasons, tuple(supposed)
     )
+
+
+def _by_boots(ya: np.ndarray, yb: np.ndarray, found: PairStats, *, paired: bool) -> PairStats:
+    """With the boot as the block: its mean is one value, and the spread of boots is in the interval already."""
+    found = replace(found, reasons=("autocorrelated",))
+    arms = [(yb - ya).mean(axis=1)] if paired else [ya.mean(axis=1), yb.mean(axis=1)]
+    if any(len(arm) < 2 for arm in arms):
+        return replace(found, reasons=("autocorrelated", "too_few_blocks"))
+    terms = [(1.0 / len(arm), float(arm.var(ddof=1)), len(arm) - 1.0) for arm in arms]
+    variance, df = satterthwaite(terms)
+    if found.mean is None or variance <= 0:
+        return replace(found, reasons=("autocorrelated", "no_spread"))
+    estimate = Estimate(found.mean, ((math.sqrt(variance), df),))
+    return replace(found, boots_only=estimate, full=estimate)
 
 
 def _within(ya: np.ndarray, yb: np.ndarray, *, paired: bool) -> tuple[float, float]:
@@ -252,13 +294,23 @@ def _with_boots(
     if boot.sd is None:
         return None
     variance, df = within
-    added = h * boot.sd**2
     residual = boot.ms_residual or 0.0
-    seen = h * (boot.sd**2 + residual / n)
-    spread = variance**2 / df + seen**2 / boot.df + (h * residual / n) ** 2 / (boot.df * max(1, n - 1))
+    # `within` and the boots' part are told apart by a difference of mean squares. Cut off at zero the sum would
+    # be too large on average where requests are loud and boots are not.
+    own = boot.sd**2 if boot.signed is None else max(boot.signed, -SIGNED_SHARE * residual / n)
+    added = h * own
+    seen = h * (own + residual / n)
+    boot_df = boot.df
+    if boot.df < KNOWN_DF and boot.n < n and own + residual / boot.n > 0:
+        # Boots of fewer blocks than these: what they say of the boot variance is noisier than their number tells.
+        boot_df *= ((own + residual / n) / (own + residual / boot.n)) ** 2
+        boot_df = max(boot_df, min(boot.own_df, boot.df), 1.0)
+    spread = variance**2 / df + seen**2 / boot_df + (h * residual / n) ** 2 / (boot_df * max(1, n - 1))
     total = variance + added
-    floor = min(boot.df, df)
-    errors = [(math.sqrt(total), max(total**2 / spread if spread > 0 else df, floor))]
-    if boot.df < KNOWN_DF and seen > 0:
-        errors.append((math.sqrt(seen), boot.df))
+    floor = min(boot_df, df)
+    errors: list[tuple[float, float]] = []
+    if total > 0:
+        errors.append((math.sqrt(total), max(total**2 / spread if spread > 0 else df, floor)))
+    if (boot.df < KNOWN_DF or not errors) and seen > 0:
+        errors.append((math.sqrt(seen), boot_df))
     return Estimate(mean, tuple(errors))

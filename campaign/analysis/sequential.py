@@ -79,7 +79,7 @@ def look(
     units: Sequence[float],
     *,
     looks: int,
-    boots: int,
+    boots: float,
     boot_sd: float | None,
     boot_df: float = KNOWN_DF,
     limit: float,
@@ -87,13 +87,13 @@ def look(
 ) -> Look:
     """Judge what was seen so far.
 
-    looks: how many the spec names in all. boots: of each arm so far. limit: log(1 + margin): the look also stops
+    looks: how many the spec names in all. boots: of each arm so far, as if all weighed alike. limit: log(1 + margin): the look also stops
     where the whole interval lies inside. Without a boot sd nothing stops.
     """
     n = len(units)
     mean = math.fsum(units) / n if n else None
     own = half_width(units, alpha * (1 - BOOT_SHARE))
-    if mean is None or own is None or boot_sd is None or boots < 1:
+    if mean is None or own is None or boot_sd is None or boots <= 0:
         return Look(n, mean, None, None, stop=False, why="open")
     level = 1 - alpha * BOOT_SHARE / max(1, looks)
     half = own + critical(level, boot_df) * math.sqrt(2 / boots) * boot_sd

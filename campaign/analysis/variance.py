@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -53,10 +54,18 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class BootVariance:
-    """Pooled over groups: never negative."""
+    """Pooled over groups."""
 
-    variance: float
+    signed: float
+    """A difference of mean squares, so it may be negative; cut off at zero it would be too large on average."""
     df: float
+    n: float = math.inf
+    """Blocks a boot behind it: the residual of a boot's mean falls with them, and with it the noise of the estimate."""
+
+    @property
+    def variance(self) -> float:
+        """Never negative."""
+        return max(0.0, self.signed)
 
     @property
     def sd(self) -> float:
@@ -123,21 +132,19 @@ def split(boots: Sequence[Boot], *, resident: bool) -> Split | None:
     An arm whose values never vary has no variance to pool and is left out.
     """
     arms = sorted({b.arm for b in boots})
-    kept = [b for b in boots if b.arm in {a for a in arms if varies(boots, a)}]
+    varying = {a for a in arms if varies(boots, a)}
+    kept = [b for b in boots if b.arm in varying]
     blocks = common_blocks(kept)
     n = len(blocks)
     if n < 2 or len(kept) < 2:
         return None
-    columns = [[float(b.arm == a) for b in kept] for a in arms]
-    if resident:
-        columns += [[float(b.round == r) for b in kept] for r in sorted({b.round for b in kept})]
-    design = np.array(columns).T
-    rank = int(np.linalg.matrix_rank(design))
+    labels = tuple((b.arm, b.round if resident else None) for b in kept)
+    rank, remove = _remover(labels)
     df = len(kept) - rank
     if df <= 0:
         return None
     y = np.array([[b.values[k] for k in blocks] for b in kept])
-    left = y - design @ (np.linalg.pinv(design) @ y)
+    left = y - remove @ y
     means = left.mean(axis=1)
     inner = left - means[:, None]
     return Split(
@@ -149,13 +156,42 @@ def split(boots: Sequence[Boot], *, resident: bool) -> Split | None:
     )
 
 
+@lru_cache(maxsize=256)
+def _remover(labels: tuple[tuple[str, int | None], ...]) -> tuple[int, np.ndarray]:
+    """Rank and projector of what is taken out of boots: means of their arms, and of their rounds where given."""
+    arms, rounds = sorted({a for a, _ in labels}), sorted({r for _, r in labels if r is not None})
+    columns = [[float(a == arm) for a, _ in labels] for arm in arms]
+    columns += [[float(r == round_) for _, r in labels] for round_ in rounds]
+    design = np.array(columns).T
+    return int(np.linalg.matrix_rank(design)), design @ np.linalg.pinv(design)
+
+
 def pool(splits: Iterable[Split]) -> BootVariance | None:
-    """Between-boot variance of several groups, weighted by degrees of freedom; None of nothing."""
+    """Between-boot variance of several groups; None of nothing."""
     found = list(splits)
-    df = sum(s.df_boot for s in found)
-    if df == 0:
+    df = sum(s.df_residual for s in found)
+    residual = math.fsum(s.ms_residual * s.df_residual for s in found) / df if df else 0.0
+    return join([BootVariance(s.boot_variance, float(s.df_boot), s.n) for s in found], residual)
+
+
+def join(parts: Sequence[BootVariance], residual: float) -> BootVariance | None:
+    """Several estimates as one, each weighted by how well it is known: df / (boot variance + residual / n)^2.
+
+    residual: mean square within boots. Estimates from few blocks are noisy: their boot means hold `residual / n` too.
+    """
+    kept = [p for p in parts if p.df > 0]
+    df = math.fsum(p.df for p in kept)
+    if not kept:
         return None
-    return BootVariance(max(0.0, math.fsum(s.df_boot * s.boot_variance for s in found) / df), float(df))
+    first = max(0.0, math.fsum(p.df * p.signed for p in kept) / df)
+    square = [(first + residual / p.n) ** 2 for p in kept]
+    weights = [p.df / s if s > 0 else p.df for p, s in zip(kept, square, strict=True)]
+    total = math.fsum(weights)
+    signed = math.fsum(w * p.signed for w, p in zip(weights, kept, strict=True)) / total
+    # One n that stands for all: the noise of the whole is what boots of so many blocks would have.
+    noise = math.fsum(w * w * s / p.df for w, s, p in zip(weights, square, kept, strict=True)) / total**2
+    excess = math.sqrt(noise * df) - first
+    return BootVariance(signed, df, residual / excess if excess > 0 else math.inf)
 
 
 def residents(boots: Sequence[Boot], design: str) -> bool:
@@ -172,6 +208,10 @@ class Components:
     residual_sd: float | None = None
     boot_sd: float | None = None
     boot_df: float = 0.0
+    boot_signed: float | None = None
+    """The boot variance before it is cut off at zero."""
+    boot_n: float = 0.0
+    """Blocks a boot behind it."""
     session_sd: float | None = None
     session_df: float = 0.0
 
@@ -225,6 +265,8 @@ def _components(
         residual_sd=math.sqrt(sum(s.ms_residual * s.df_residual for s in sums.splits) / df) if df else None,
         boot_sd=pooled.sd if pooled else None,
         boot_df=pooled.df if pooled else 0.0,
+        boot_signed=pooled.signed if pooled else None,
+        boot_n=pooled.n if pooled else 0.0,
         session_sd=math.sqrt(between) if between is not None else None,
         session_df=between_df,
     )
@@ -276,6 +318,8 @@ def prior(rows: Iterable[RequestRow], fallback: Prior) -> Prior:
         boot_sd=pick("boot_sd", fallback.boot_sd),
         residual_sd=pick("residual_sd", fallback.residual_sd),
         boot_df={m: c.boot_df for m, c in found.items() if c.boot_sd is not None},
+        boot_signed={m: c.boot_signed for m, c in found.items() if c.boot_signed is not None},
+        boot_n={m: c.boot_n for m, c in found.items() if c.boot_sd is not None},
         session_sd=pick("session_sd", fallback.session_sd),
         source="prior",
     )

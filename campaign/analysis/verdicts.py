@@ -54,7 +54,8 @@ def verdict(stats: PairStats, about: Context) -> Verdict:
     full = stats.full
     fatal = set(about.fatal)
     partial = "partial" in about.notes
-    if "too_few_blocks" in stats.reasons and not partial:
+    left_out = "stopped_by_forecast" in about.notes
+    if "too_few_blocks" in stats.reasons and not partial and not left_out:
         fatal.add("too_few_blocks")
     differs = equivalent = None
     p = p_tost = None
@@ -99,7 +100,7 @@ def verdict(stats: PairStats, about: Context) -> Verdict:
         margin=c.margin,
         verdict=said,
         verdict_adjusted=None,
-        reasons=tuple(sorted(fatal | set(about.notes) | set(stats.reasons))),
+        reasons=tuple(sorted(fatal | set(about.notes) | (set() if left_out else set(stats.reasons)))),
         usd=about.usd,
         design=about.design,
         p=p,
@@ -133,7 +134,7 @@ def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
         differ = holm({v.pair: v.p for v in members})
         same = holm({v.pair: v.p_tost for v in members})
         for v in members:
-            adjusted = v.verdict
+            adjusted = v.said_adjusted or v.verdict
             if v.verdict != "invalid" and "partial" not in v.reasons and v.p is not None and v.ratio:
                 adjusted = word(
                     v.kind,

@@ -1,6 +1,7 @@
 """The rules a budget keeps: gates, limits, what a price is, and their registration before the run. Pure."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -20,11 +21,12 @@ GATES: Final = (
     "anchor_drift",
     "anchor_quality",
     "max_void_share",
+    "telemetry",
     "missing_input",
 )
 """Every gate a trip may name, and `--override` may take."""
 
-STANDING: Final = frozenset({"anchor_drift", "anchor_quality", "max_void_share"})
+STANDING: Final = frozenset({"anchor_drift", "anchor_quality", "max_void_share", "telemetry"})
 """Findings about the data: in force until overridden. The others are conditions, judged anew on resume."""
 
 UNKNOWN: Final = "unknown"
@@ -67,6 +69,8 @@ class Limits:
     """Nodes declared free: a price of zero is a price there, and nowhere else."""
     session_cap_usd: Mapping[str, MicroUsd] = field(default_factory=dict)
     """By session name, where a session has a cap of its own."""
+    max_throttled: float | None = None
+    min_sm_mhz: int | None = None
 
 
 def limits(spec: Spec, session_cap_usd: Mapping[str, MicroUsd] | None = None) -> Limits:
@@ -82,6 +86,8 @@ def limits(spec: Spec, session_cap_usd: Mapping[str, MicroUsd] | None = None) ->
         max_usd_per_hour=dear,
         free_nodes=frozenset(free),
         session_cap_usd=dict(session_cap_usd or {}),
+        max_throttled=spec.gates.max_throttled,
+        min_sm_mhz=spec.gates.min_sm_mhz,
     )
 
 
@@ -171,6 +177,21 @@ def void_share_trip(void: int, rows: int, limit: Limits, session: str | None = N
     """Share of void rows of a cell. No rows at all is unknown, and trips."""
     share = void / rows if rows > 0 else None
     return over("max_void_share", share, limit.max_void_share, f"{void} of {rows} rows void", session)
+
+
+def telemetry_trip(window: Mapping[str, object], limit: Limits, session: str | None = None) -> Trip | None:
+    """Means of a round against the limits on throttling and clocks. A reading that is not there trips."""
+    for name, bound, low in (("throttle", limit.max_throttled, False), ("sm_mhz", limit.min_sm_mhz, True)):
+        if bound is None:
+            continue
+        read = {key: value for key, value in window.items() if re.fullmatch(rf"gpu\d+_{name}", key)}
+        for key, value in read.items() or (("", None),):
+            number = finite(value)
+            bad = number is None or (number < bound if low else number > bound)
+            if bad:
+                shown = UNKNOWN if number is None else f"{number:g}"
+                return Trip("telemetry", shown, f"{bound:g}", key or f"gpu_{name}", session)
+    return None
 
 
 def dollars(amount: int) -> str:

@@ -34,6 +34,8 @@ class Interval:
     start_utc_ns: int
     end_utc_ns: int
     usd: MicroUsd
+    owner: str | None = None
+    """The session whose group it is, where that was added to the lease's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def spend(state: RunState, now_utc_ns: int, *, answered: int | None = None) -> S
     groups: dict[tuple[str, str], MicroUsd] = {}
     for piece in pieces:
         if piece.group is not None:
-            key = piece.session, piece.group
+            key = piece.owner or piece.session, piece.group
             groups[key] = MicroUsd(groups.get(key, 0) + piece.usd)
     risk = committed(state, now)
     cap = state.cap_usd
@@ -160,33 +162,35 @@ def intervals(state: RunState, lease: Lease, now_utc_ns: int) -> list[Interval]:
     cuts = _cuts(state, lease, start, end)
     pieces: list[Interval] = []
     given = 0
-    for (at, phase, group), until in zip(cuts, [c[0] for c in cuts[1:]] + [end], strict=True):
+    for (at, phase, group, owner), until in zip(cuts, [c[0] for c in cuts[1:]] + [end], strict=True):
         last = until == end
         upto = total if last else total * (until - start) // max(1, end - start)
         if until > at or upto > given:
             amount = MicroUsd(upto - given)
-            pieces.append(Interval(lease.id, lease.session or "?", phase, group, at, until, amount))
+            pieces.append(Interval(lease.id, lease.session or "?", phase, group, at, until, amount, owner))
         given = upto
         if last:
             break
     return pieces
 
 
-def _cuts(state: RunState, lease: Lease, start: int, end: int) -> list[tuple[int, str, str | None]]:
-    """(time, phase, group) of every change, in order, inside [start, end]; the first is at `start`."""
+def _cuts(
+    state: RunState, lease: Lease, start: int, end: int
+) -> list[tuple[int, str, str | None, str | None]]:
+    """(time, phase, group, session) of every change, in order, inside [start, end]; the first is at `start`."""
     marks = sorted(lease.marks, key=lambda m: m.at_utc_ns)
-    changes: list[tuple[int, str, str | None]] = [(start, "provision", None)]
-    changes += [(m.at_utc_ns, _phase(state, lease, m), m.group) for m in marks]
+    changes: list[tuple[int, str, str | None, str | None]] = [(start, "provision", None, None)]
+    changes += [(m.at_utc_ns, _phase(state, lease, m), m.group, m.session) for m in marks]
     ends = [t for t in (lease.agent_ended_at_utc_ns, lease.down_asked_at_utc_ns) if t is not None]
     if ends:
         # Only if no mark comes after it: `lost` or a new agent's marks know better.
         wound_down = min(ends)
         if not marks or marks[-1].at_utc_ns < wound_down:
-            changes.append((wound_down, "teardown", None))
+            changes.append((wound_down, "teardown", None, None))
     if lease.unreachable_since_utc_ns is not None:
         gone = lease.unreachable_since_utc_ns
-        changes = [c for c in changes if c[0] < gone or c[0] == start] + [(gone, "lost", None)]
-    clipped = [(min(max(at, start), end), phase, group) for at, phase, group in changes]
+        changes = [c for c in changes if c[0] < gone or c[0] == start] + [(gone, "lost", None, None)]
+    clipped = [(min(max(at, start), end), phase, group, who) for at, phase, group, who in changes]
     return sorted(clipped, key=lambda change: change[0])
 
 

@@ -20,6 +20,7 @@ VERBS = {
     "plan": "Boots, requests, minutes, dollars and power, before anything is spent.",
     "selfcheck": "How good this machine's stamps are: lag, chunks per CPU second, start times.",
     "run": "Run a campaign under its budget.",
+    "add": "Run further arms on a node that `run --hold` keeps; exploratory.",
     "rerun": "Repeat one pair in a new session of the same campaign.",
     "resume": "Go on with a run that was interrupted.",
     "status": "What is running, what it may still cost, and how to stop it.",

@@ -32,13 +32,25 @@ def overrides(gates: Sequence[str], reason: str | None) -> list[NewEvent]:
     ]
 
 
+def hold_seconds(text: str | None) -> float:
+    """`30m` in seconds; none is 0. Raises UserError."""
+    import re
+
+    units = {"s": 1, "m": 60, "h": 3600}
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text or "0s")
+    if found is None:
+        raise UserError(f"--hold {text}: not a time. Fix: a number and s, m or h, e.g. --hold 30m")
+    return float(found[1]) * units[found[2]]
+
+
 def results_folder(spec: Spec, file: Path) -> Path:
-    """The store of a spec: a local folder, relative to where the command runs."""
-    if "://" in spec.store:
-        raise UserError(
-            f"{file}: store = {spec.store}: this version writes to folders only. Fix: store: results/"
-        )
-    return Path(spec.store)
+    """Where runs are kept here: the store of a spec, or results/ where its nodes write into a bucket first."""
+    from campaign.store.objects import address
+
+    try:
+        return Path(spec.store) if address(spec.store) is None else Path("results")
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def drive_and_report(drive: Drive, console: "Console", *, as_json: bool) -> NoReturn:
@@ -90,6 +102,8 @@ def failures(rule: FailOn, verdicts: Sequence["Verdict"]) -> list[str]:
     """What of the primary verdicts `fail_on` does not accept, one line each."""
     found = []
     for v in verdicts:
+        if "exploratory" in v.reasons:
+            continue  # nothing of it was registered
         if rule.slower is not None and v.verdict == "slower" and v.ratio is not None:
             # The loss, whichever way the metric points: a rate falls, a time grows.
             loss = 1 / v.ratio - 1 if v.metric == "decode_tok_s" else v.ratio - 1

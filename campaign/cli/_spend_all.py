@@ -3,7 +3,6 @@
 import csv
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,30 +52,42 @@ def _row(folder: Path) -> dict[str, Any]:
     return {"run": folder.name, **{n: found[n] for n in names}, "reason": None}
 
 
-def show_provider(state: "RunState") -> None:
-    """What SkyPilot's cost report says of this run's nodes, and why the two differ."""
-    from campaign.cloud.sky_sdk import cost_report
+WHY = (
+    "They differ: the ledger bills from before the launch call to the proof, at the price frozen then; SkyPilot",
+    "counts what it believes was up, at the price of today's catalogue, without disks, storage or egress, and shows",
+    "0 where pricing failed.",
+)
 
-    nodes = {
-        lease.node_id: lease for lease in state.leases.values() if lease.provider == "sky" and lease.node_id
-    }
-    if not nodes:
+
+def provider_json(state: "RunState") -> dict[str, Any]:
+    """What SkyPilot's cost report says of this run's nodes beside the ledger, and why the two differ."""
+    rented = [le for le in state.leases.values() if le.provider == "sky" and le.node_id]
+    told: dict[str, float] = {}
+    if rented:
+        from campaign.cloud.sky_sdk import cost_report
+
+        told = cost_report()
+    nodes = [
+        {
+            "node": le.node_id,
+            "lease": le.id,
+            "ledger_usd": None if le.settled_usd is None else le.settled_usd / 1_000_000,
+            "provider_usd": told.get(str(le.node_id)),
+        }
+        for le in rented
+    ]
+    return {"nodes": nodes, "why": " ".join(WHY)}
+
+
+def show_provider(state: "RunState") -> None:
+    """The same in words."""
+    found = provider_json(state)
+    if not found["nodes"]:
         click.echo("SkyPilot rented nothing of this run")
         return
-    told = cost_report()
-    for node, lease in nodes.items():
-        said = told.get(str(node))
-        ours = "still running" if lease.settled_usd is None else f"${lease.settled_usd / 1e6:.4f}"
-        theirs = "no record" if said is None else f"${said:.4f}"
-        click.echo(f"{node}: {ours} in the ledger, {theirs} in SkyPilot's cost report")
-    _explain()
-
-
-def _explain(lines: Sequence[str] = ()) -> None:
-    for line in (
-        *lines,
-        "They differ: the ledger bills from before the launch call to the proof, at the price frozen then; SkyPilot",
-        "counts what it believes was up, at the price of today's catalogue, without disks, storage or egress, and shows",
-        "0 where pricing failed.",
-    ):
+    for node in found["nodes"]:
+        ours = "still running" if node["ledger_usd"] is None else f"${node['ledger_usd']:.4f}"
+        theirs = "no record" if node["provider_usd"] is None else f"${node['provider_usd']:.4f}"
+        click.echo(f"{node['node']}: {ours} in the ledger, {theirs} in SkyPilot's cost report")
+    for line in WHY:
         click.echo(line)

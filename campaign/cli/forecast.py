@@ -21,7 +21,6 @@ def command(run: str | None, depths: tuple[int, ...], store: Path, *, as_score: 
 
     A ladder need not go on where no deeper arm can reach the best rate so far: `stop` says so.
     """
-    from campaign.analysis.forecast import Score
     from campaign.clock import SystemClock
     from campaign.errors import UserError
     from campaign.report import forecasts
@@ -30,13 +29,13 @@ def command(run: str | None, depths: tuple[int, ...], store: Path, *, as_score: 
 
     if as_score:
         found = forecasts.scored(store)
-        every: list[Score] = [s for _, _, scores in found for s in scores]
-        table = forecasts.calibration(every)
+        table = forecasts.calibration(found)
         shown = [
-            {"run": e["run"], "scored_on": on, "method": e["method"], "workload": e["workload"], "depth": s.depth,
-             "quantity": s.quantity, "said": s.said, "lo": s.lo, "hi": s.hi, "came": s.came, "inside": s.inside}
-            for e, on, scores in found
-            for s in scores
+            {"run": x.entry["run"], "session": x.entry["session"], "scored_on": x.on, "method": x.entry["method"],
+             "workload": x.entry["workload"], "depth": s.depth, "quantity": s.quantity, "said": s.said, "lo": s.lo,
+             "hi": s.hi, "came": s.came, "inside": s.inside, "retrospective": x.retrospective}
+            for x in found
+            for s in x.scores
         ]  # fmt: skip
         if as_json:
             click.echo(json.dumps({"scores": shown, "calibration": table}, indent=2, allow_nan=False))
@@ -44,10 +43,12 @@ def command(run: str | None, depths: tuple[int, ...], store: Path, *, as_score: 
         for s in shown:
             mark = "inside" if s["inside"] else "OUTSIDE"
             click.echo(
-                f"depth {s['depth']} {s['quantity']}: said {s['said']:.4g} [{s['lo']:.4g}, {s['hi']:.4g}], came {s['came']:.4g}: {mark}"
+                f"{s['run']}/{s['session']} depth {s['depth']} {s['quantity']}: said {s['said']:.4g} "
+                f"[{s['lo']:.4g}, {s['hi']:.4g}], came {s['came']:.4g} in {s['scored_on']}: {mark}"
             )
         for t in table:
-            click.echo(f"{t['quantity']}: {t['inside']} of {t['n']} inside their 95 % interval")
+            when = " (recorded before the forecast was made)" if t["retrospective"] else ""
+            click.echo(f"{t['quantity']}: {t['inside']} of {t['n']} inside their 95 % interval{when}")
         return
     if not depths:
         raise UserError("nothing to forecast. Fix: --depth N (repeatable), or --score")

@@ -7,7 +7,6 @@ import click
 
 if TYPE_CHECKING:
     from campaign.cloud.catalogue import Offer
-    from campaign.plan.power import Prior
     from campaign.spec.models import Spec
 
 
@@ -23,12 +22,13 @@ def command(file: Path, sets: tuple[str, ...], *, as_json: bool) -> None:
     Exits 3 where no session fits under the cap, and says what to cut.
     """
     from campaign.engines.images import load  # tags of images become digests
+    from campaign.fleet.past import for_plan
     from campaign.plan.admit import require_admitted
     from campaign.plan.build import build
     from campaign.plan.cost import declared_prices
 
     loaded = load(file, sets)
-    plan = build(loaded.spec, declared_prices(loaded.spec), _prior(loaded.spec))
+    plan = build(loaded.spec, declared_prices(loaded.spec), for_plan(loaded.spec, Path(loaded.spec.store)))
     quotes = _quotes(loaded.spec)
     if as_json:
         import json
@@ -75,14 +75,3 @@ def _say(name: str, offers: "list[Offer]", spec: "Spec") -> None:
         )
     elif not taken:
         click.echo("  none of these fits: raise max_usd_per_hour, or name other candidates in any_of")
-
-
-def _prior(spec: "Spec") -> "Prior | None":
-    """Variance components of the store's earlier runs on the same kind of device; None where it has none."""
-    results = Path(spec.store)
-    if "://" in spec.store or not any(results.glob("*/ledger.db")):
-        return None
-    from campaign.report.past import earlier, prior_of
-
-    cpu = not any(getattr(n, "gpus", ()) or n.provider == "sky" for n in spec.nodes.values())
-    return prior_of(earlier(results, cpu=cpu), cpu=cpu)

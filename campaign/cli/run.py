@@ -14,6 +14,7 @@ import click
 @click.option("--override", "gates", multiple=True, metavar="GATE", help="Go on past a gate; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Why the gate is overridden; printed beside what it touched.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
+@click.option("--hold", metavar="TIME", help="Keep each node so long after its plan, for `campaign add`.")
 @click.option(
     "--detach", is_flag=True, help="Go on in the background, without this terminal; prints where it logs."
 )
@@ -23,6 +24,7 @@ def command(
     only: str | None,
     gates: tuple[str, ...],
     reason: str | None,
+    hold: str | None,
     *,
     as_json: bool,
     detach: bool,
@@ -33,9 +35,10 @@ def command(
     """
     from rich.console import Console
 
-    from campaign.cli._drive import drive_and_report, overrides, results_folder
+    from campaign.cli._drive import drive_and_report, hold_seconds, overrides, results_folder
     from campaign.engines.flags.spec import check_spec
     from campaign.engines.images import load  # tags of images become digests
+    from campaign.fleet.past import for_plan
     from campaign.fleet.start import new_drive
     from campaign.fleet.start import only as cut_to
     from campaign.plan.admit import require_admitted
@@ -46,7 +49,8 @@ def command(
     loaded = load(file, sets)
     events = overrides(gates, reason)
     planned = cut_to(loaded.spec, only) if only else loaded.spec
-    plan = build(planned, declared_prices(planned))
+    known = for_plan(planned, results_folder(loaded.spec, file))
+    plan = build(planned, declared_prices(planned), known, hold_s=hold_seconds(hold))
     console = Console(stderr=as_json, highlight=False)
     summary(plan, console)
     require_admitted(plan)

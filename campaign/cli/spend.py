@@ -57,14 +57,23 @@ def command(run: str | None, *, as_json: bool, as_csv: bool, every: bool, beside
     run_dir = find_run(run)
     state = fold(read_events(run_dir.ledger))
     found = spend(state, SystemClock().utc_ns(), answered=_answered(run_dir, state))
+    tokens = _output_tokens(run_dir)
     if as_json:
-        click.echo(json.dumps(spend_json(found), indent=2))
+        document = {**spend_json(found), **_per_token(found, tokens)}
+        if beside:
+            from campaign.cli._spend_all import provider_json
+
+            document["provider"] = provider_json(state)
+        click.echo(json.dumps(document, indent=2))
     elif as_csv:
         click.echo(_csv(found), nl=False)
     else:
         from rich.console import Console
 
         _show(found, run_dir.name, Console(file=sys.stdout))
+        each = _per_token(found, tokens)["usd_per_mtok_out"]
+        if each is not None:
+            click.echo(f"${each:.2f} per million output tokens ({tokens:,} in rows that count)")
         if beside:
             from campaign.cli._spend_all import show_provider
 
@@ -86,6 +95,24 @@ def _answered(run_dir: "RunDir", state: "RunState") -> int | None:
         if {r.id for r in group.rounds} <= set(state.done(session.name))
     }
     return sum((s.name, c.group) in whole for s in plan.sessions for c in s.comparisons)
+
+
+def _output_tokens(run_dir: "RunDir") -> int | None:
+    """Completion tokens of measured requests that count; None where the rows cannot be read."""
+    from campaign.errors import CampaignError
+    from campaign.store.run import Run
+
+    try:
+        rows = Run(run_dir).requests().rows()
+    except CampaignError:
+        return None
+    return sum(r.completion_tokens or 0 for r in rows if r.phase == "measure")
+
+
+def _per_token(found: "Spend", tokens: int | None) -> dict[str, float | int | None]:
+    """All dollars of the run over the output tokens of measured requests; unknown where there are none."""
+    each = found.total_usd / tokens if tokens else None
+    return {"output_tokens": tokens, "usd_per_mtok_out": None if each is None else round(each, 6)}
 
 
 def _csv(found: "Spend") -> str:

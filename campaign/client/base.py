@@ -30,6 +30,10 @@ class Job:
     is made before."""
     sidecar_dir: str | None = None
     """Folder of the cell's chunk and text files; None keeps nothing but the summary."""
+    connection: Literal["new", "reuse"] = "new"
+    """Whether a connection that an earlier request left may be used."""
+    proxy: str | None = None
+    """http:// URL of a proxy; then stamps are those of user space."""
 
 
 @dataclass(frozen=True, slots=True)

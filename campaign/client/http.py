@@ -1,35 +1,53 @@
-"""The load client: one request on one new connection, read to its end, judged afterwards.
+"""The load client: one request on one connection, read to its end, judged afterwards.
 
-A new connection for every request is the declared default: a kept one would let an earlier request's
-state (slow-start window, a server's idle close) into the next measurement. `sent_ns` is taken when the
-connection stands, so TTFT holds no connect time. Nothing is retried, redirected, proxied or compressed.
+A new connection for every request is the declared default: a kept one (`Job.connection`) lets an earlier
+request's state (slow-start window, a server's idle close) into the next measurement. `sent_ns` is taken when
+the connection stands, so TTFT holds no connect time. Nothing is retried, redirected or compressed.
 """
 
 import asyncio
+import contextlib
+import os
 import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from campaign.client.base import Job, Outcome
 from campaign.client.direct import Direct, Flight
 from campaign.client.direct import exchange as direct_exchange
-from campaign.client.http1 import Target, get, parse_response, post, target
-from campaign.client.interpret import Interpreted, conclude_steps, interpret
+from campaign.client.http1 import Response, Target, get, parse_response, payload_of, post, target
+from campaign.client.interpret import Interpreted, conclude, conclude_steps
+from campaign.client.pacer import prompt
 from campaign.client.probe import LoopProbe
 from campaign.client.reader import Exchange, Wire, exchange
 from campaign.client.sidecar import Sidecars
 
+if TYPE_CHECKING:
+    from campaign.client.kept import Kept, KeptFlight
+
+
+def _pin(cpus: Sequence[int]) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus)
+
 
 class HttpClient:
-    """Implements `campaign.client.base.Client`: plain HTTP with kernel stamps, TLS over asyncio's own.
+    """Implements `campaign.client.base.Client`: plain HTTP with kernel stamps, TLS and proxies through aiohttp.
 
     `kernel_stamps=False` stamps in user space; `probes=False` measures no lag.
     """
 
     def __init__(self, *, kernel_stamps: bool = True, probes: bool = True) -> None:
         self._direct = Direct(kernel_stamps=kernel_stamps, probes=probes)
-        self._flights: set[Flight | Wire] = set()
+        self._flights: set[Flight | KeptFlight] = set()
+        self._kept: Kept | None = None
         self._sidecars = Sidecars()
+        self._disk = ThreadPoolExecutor(1, "sidecars", initializer=prompt)
+        """Ahead of ordinary work like every thread here that may hold the interpreter's lock."""
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, job: Job) -> Outcome:
@@ -39,16 +57,17 @@ class HttpClient:
         sent (URL, header, NaN in the body) and StoreError where the sidecar files cannot be written.
         """
         where = target(job.base_url, job.path)
-        request = post(where, job.body, job.headers)
+        request = post(where, job.body, job.headers, keep=job.connection == "reuse")
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            over = self._over_tls if where.tls else self._over_socket
+            over = self._over_kept if where.tls or job.proxy else self._over_socket
             seen, read = await over(job, where, request)
             if job.sidecar_dir is not None:
                 # Off the loop: it waits for the disk.
-                await asyncio.to_thread(self._sidecars.write, job.sidecar_dir, seen, read)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._disk, self._sidecars.write, job.sidecar_dir, seen, read)
         finally:
             self._running.discard(task)
         return read.outcome
@@ -56,29 +75,45 @@ class HttpClient:
     async def _over_socket(self, job: Job, where: Target, request: bytes) -> tuple[Exchange, Interpreted]:
         flight = Flight()
         self._flights.add(flight)
+
+        def then(seen: Exchange, response: Response) -> Generator[None, None, Interpreted]:
+            return conclude_steps(job.request_id, seen, response, job.expect_tokens)
+
         try:
-            seen, response = await direct_exchange(
-                self._direct, flight, where, request, job.timeout_s, job.start_ns
+            return await direct_exchange(
+                self._direct,
+                flight,
+                where,
+                request,
+                job.timeout_s,
+                then,
+                job.start_ns,
+                reuse=job.connection == "reuse",
             )
         finally:
             self._flights.discard(flight)
-        steps = conclude_steps(job.request_id, seen, response, job.expect_tokens)
-        return seen, await self._direct.between_reads(steps)
 
-    async def _over_tls(self, job: Job, where: Target, request: bytes) -> tuple[Exchange, Interpreted]:
+    async def _over_kept(self, job: Job, where: Target, _request: bytes) -> tuple[Exchange, Interpreted]:
+        from campaign.client.kept import Kept, KeptFlight
+
+        if self._kept is None:
+            self._kept = Kept()
         if job.start_ns is not None:
             await asyncio.sleep((job.start_ns - time.monotonic_ns()) / 1e9)
-        wire, probe = Wire(), LoopProbe(self._direct.pacer)
-        self._flights.add(wire)
+        session = self._kept.session(reuse=job.connection == "reuse")
+        flight, probe = KeptFlight(), LoopProbe(self._direct.pacer)
+        self._flights.add(flight)
         try:
-            seen = await exchange(wire, where, request, job.timeout_s)
+            seen, response = await flight.run(
+                session, where, payload_of(job.body), job.headers, job.timeout_s, job.proxy
+            )
         finally:
-            self._flights.discard(wire)
+            self._flights.discard(flight)
             probe.stop()
         lags = tuple(probe.lags_ns)
         seen = replace(seen, planned_ns=job.start_ns, lags_ns=lags, user_lags_ns=lags)
         # Off the loop: parsing thousands of events here would delay the stamps of requests in flight.
-        return seen, await asyncio.to_thread(interpret, job.request_id, seen, job.expect_tokens)
+        return seen, await asyncio.to_thread(conclude, job.request_id, seen, response, job.expect_tokens)
 
     async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         """GET a page: (status, body). Raises TimeoutError, or ConnectionError where no whole answer came."""
@@ -99,6 +134,10 @@ class HttpClient:
 
         return (await check(quick=True)).to_json()
 
+    async def pin(self, cpus: Sequence[int]) -> None:
+        """Keep this process, every thread of it, to these cores; where that is not allowed, nothing happens."""
+        _pin(cpus)
+
     async def cancel(self) -> None:
         """Drop every request in flight at once; their state is `cancelled`. Later ones run."""
         for flight in tuple(self._flights):
@@ -111,5 +150,8 @@ class HttpClient:
         left = [task for task in self._running if task is not me]
         if left:
             await asyncio.wait(left)
+        if self._kept is not None:
+            await self._kept.close()
         await asyncio.to_thread(self._direct.close)
+        self._disk.shutdown()
         self._sidecars.close()

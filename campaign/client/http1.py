@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -46,15 +47,23 @@ def target(url: str, path: str = "") -> Target:
     return Target(parts.hostname, parts.port or (443 if tls else 80), tls, line)
 
 
-def post(where: Target, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
-    """A whole POST of a JSON body. Raises ValueError for NaN, or a header that could end its line."""
-    payload = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+def payload_of(body: Mapping[str, Any]) -> bytes:
+    """A JSON body. Raises ValueError for NaN."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+
+
+def post(where: Target, body: Mapping[str, Any], headers: Mapping[str, str], *, keep: bool = False) -> bytes:
+    """A whole POST of a JSON body. Raises ValueError for NaN, or a header that could end its line.
+
+    `keep` asks the server to keep the connection.
+    """
+    payload = payload_of(body)
     own = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
         "Content-Length": str(len(payload)),
     }
-    return _head("POST", where, own, headers) + payload
+    return _head("POST", where, own, headers, keep=keep) + payload
 
 
 def get(where: Target) -> bytes:
@@ -62,7 +71,9 @@ def get(where: Target) -> bytes:
     return _head("GET", where, {"Accept": "*/*"}, {})
 
 
-def _head(method: str, where: Target, own: Mapping[str, str], extra: Mapping[str, str]) -> bytes:
+def _head(
+    method: str, where: Target, own: Mapping[str, str], extra: Mapping[str, str], *, keep: bool = False
+) -> bytes:
     host = f"[{where.host}]" if ":" in where.host else where.host
     lines = [f"{method} {where.path} HTTP/1.1", f"Host: {host}:{where.port}"]
     taken = {name.lower() for name in extra}
@@ -73,7 +84,7 @@ def _head(method: str, where: Target, own: Mapping[str, str], extra: Mapping[str
         if name.lower() in _OURS:
             raise ValueError(f"the client sets {name} itself")
         lines.append(f"{name}: {value}")
-    lines += ["Accept-Encoding: identity", "Connection: close"]
+    lines += ["Accept-Encoding: identity", f"Connection: {'keep-alive' if keep else 'close'}"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
@@ -91,8 +102,8 @@ class Response:
 
     status: int | None
     content_type: str
-    pieces: tuple[Piece, ...]
-    """One for each read that brought body bytes."""
+    pieces: tuple[tuple[int, bytes], ...]
+    """A `Piece` for each read that brought body bytes; plain tuples where there are many."""
     framed: bool
     """Whether its length is known from HTTP (chunked or content-length), so that a cut shows."""
     complete: bool
@@ -103,21 +114,31 @@ class Response:
     """Why the bytes are not HTTP."""
     retry_after: str | None = None
     """The Retry-After header."""
+    keeps: bool = False
+    """The server will keep the connection, and nothing of another response has come on it."""
 
     @property
     def body(self) -> bytes:
-        return b"".join(piece.data for piece in self.pieces)
+        return b"".join([data for _, data in self.pieces])
 
 
 class _Collector:
-    """Callbacks of llhttp."""
+    """Callbacks of llhttp. Those of every chunk are methods of lists: no frame of Python's for each."""
 
     def __init__(self) -> None:
         self.parser: httptools.HttpResponseParser | None = None
         self.headers: dict[str, str] = {}
         self.status: int | None = None
         self.body: list[bytes] = []
+        self.on_body = self.body.append
+        self.between: list[bool] = []
+        """Not empty where the last chunk is over and no byte of the next has come."""
+        self.on_chunk_header = self.between.clear
+        self.on_chunk_complete = partial(self.between.append, True)  # noqa: FBT003 -- any element will do
         self.complete = False
+        self.kept = 0
+        """Body parts of this read that belong to the message."""
+        self.keeps = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -126,16 +147,16 @@ class _Collector:
         assert self.parser is not None
         self.status = self.parser.get_status_code()
 
-    def on_body(self, data: bytes) -> None:
-        if not self.complete:
-            self.body.append(data)
-
     def on_message_complete(self) -> None:
         if self.status is not None and 100 <= self.status < 200:
             # An interim response; the real one follows on the same bytes.
             self.headers, self.status = {}, None
             return
-        self.complete = True
+        if not self.complete:
+            assert self.parser is not None
+            self.complete, self.kept = True, len(self.body)
+            # Asked later, llhttp would speak of a message that has not begun.
+            self.keeps = self.parser.should_keep_alive()
 
 
 def parse_response(reads: Sequence[tuple[int, bytes]]) -> Response:
@@ -158,44 +179,72 @@ def restamp(response: Response, stamps: Sequence[int]) -> Response:
     done = response.complete_ns
     return replace(
         response,
-        pieces=tuple(Piece(stamps[piece.ns], piece.data) for piece in response.pieces),
+        pieces=tuple([(stamps[number], data) for number, data in response.pieces]),
         complete_ns=None if done is None else stamps[done],
     )
 
 
+def _size_line(length: int) -> bytes:
+    """The size line of the HTTP chunk that is so long with its framing; empty where there is none."""
+    for digits in range(1, 8):
+        size = length - digits - 4
+        if size > 0 and len(line := b"%x\r\n" % size) == digits + 2:
+            return line
+    return b""
+
+
 def parse_steps(reads: Sequence[tuple[int, bytes]]) -> Generator[None, None, Response]:
-    """As `parse_response`, in steps short enough to go between the reads of other requests."""
+    """As `parse_response`, in steps short enough to go between the reads of other requests.
+
+    A read that is exactly one chunk, as nearly every read of a stream is, need not be shown to llhttp, which
+    stands between two chunks before it and after it.
+    """
     collector = _Collector()
     parser = httptools.HttpResponseParser(collector)
     collector.parser = parser
-    pieces: list[Piece] = []
+    body, between = collector.body, collector.between
+    lines: dict[int, bytes] = {}
+    numbers: list[int] = []
+    parts: list[bytes] = []
     complete_ns: int | None = None
     error: str | None = None
+    number = -1
     for number, (ns, data) in enumerate(reads):
         if number % _STEP_READS == _STEP_READS - 1:
             yield
+        if between:
+            line = lines.get(len(data))
+            if line is None:
+                line = lines[len(data)] = _size_line(len(data))
+            if line and data.startswith(line) and data.endswith(b"\r\n"):
+                numbers.append(ns)
+                parts.append(data[len(line) : -2])
+                continue
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as problem:
             # Bytes after a complete message are not ours to judge.
             error = None if collector.complete else str(problem) or type(problem).__name__
-        if collector.body:
-            pieces.append(Piece(ns, b"".join(collector.body)))
-            collector.body.clear()
         if collector.complete:
+            del body[collector.kept :]
             complete_ns = ns
+        if body:
+            numbers.append(ns)
+            parts.append(body[0] if len(body) == 1 else b"".join(body))
+            body.clear()
+        if collector.complete or error is not None:
             break
-        if error is not None:
-            break
+        del between[1:]
     headers = collector.headers
     framed = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
     return Response(
         status=collector.status,
         content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
-        pieces=tuple(pieces),
+        pieces=tuple(zip(numbers, parts, strict=True)),
         framed=framed,
         complete=collector.complete,
         complete_ns=complete_ns,
         error=error,
         retry_after=headers.get("retry-after"),
+        keeps=collector.keeps and number == len(reads) - 1,
     )

@@ -13,6 +13,7 @@ than `ignore_eos` asked for; else `ok`.
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -31,6 +32,7 @@ Channel = Literal["content", "reasoning", "tool_call"]
 
 _DONE: Final = b"[DONE]"
 _STEP_EVENTS: Final = 32
+_STEP_BYTES: Final = 1 << 14
 _ERROR_LENGTH: Final = 2000
 _REPORTS: Final = frozenset({"timings", "sglext", "meta_info"})
 _PLAIN_KEYS: Final = frozenset(
@@ -38,6 +40,7 @@ _PLAIN_KEYS: Final = frozenset(
 )
 _PLAIN_CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason", "logprobs"})
 _PLAIN_TEXT: Final = re.compile(rb'[^"\\\x00-\x1f]+')
+_PLAIN_LINES: Final = re.compile(rb'[^"\\\x00-\x09\x0b-\x1f]+')
 _WORDS: Final[Mapping[str, Channel]] = {
     "content": "content",
     "refusal": "content",
@@ -60,9 +63,15 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """Everything read out of one response."""
+    """Everything read out of one response. What each chunk says stands in columns: there may be a million."""
 
-    chunks: list[Chunk] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    """Stamp of each chunk, ns."""
+    texts: list[str] = field(default_factory=list)
+    channels: list[Channel] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    index: list[int] = field(default_factory=list)
+    """Number of the event that each chunk came in."""
     usage: dict[str, Any] | None = None
     finish: str | None = None
     done: bool = False
@@ -78,13 +87,20 @@ class Reading:
     """Reads that completed more than one event with generated text."""
 
     @property
+    def chunks(self) -> list[Chunk]:
+        """The chunks as rows."""
+        return list(map(Chunk, self.at, self.channels, self.texts, self.tokens, self.index))
+
+    @property
     def text(self) -> str:
         """All generated text in order of arrival, every channel."""
-        return join(chunk.text for chunk in self.chunks)
+        return join(self.texts)
 
     def channel(self, name: Channel) -> str:
         """Generated text of one channel."""
-        return join(chunk.text for chunk in self.chunks if chunk.channel == name)
+        if self.channels.count(name) == len(self.channels):
+            return join(self.texts)
+        return join(text for text, of in zip(self.texts, self.channels, strict=True) if of == name)
 
 
 def join(parts: Any) -> str:
@@ -102,53 +118,55 @@ def read(response: Response) -> Reading:
     return finish(read_steps(response))
 
 
-def read_steps(response: Response) -> Generator[None, None, Reading]:  # noqa: C901 -- the hot loop: calls cost
+def read_steps(response: Response) -> Generator[None, None, Reading]:
     """As `read`, in short steps."""
-    reading = Reading()
-    stream = parse(response.body)
-    ends = list(accumulate(len(piece.data) for piece in response.pieces))
-    reading.events = len(stream.events)
-    reading.tail = stream.tail
-    reading.read_events = [0] * len(ends)
-    piece, last_piece, held = 0, -1, 0
-    like: _Like | None = None
-    for index, event in enumerate(stream.events):
-        if index % _STEP_EVENTS == _STEP_EVENTS - 1:
+    take, body = _Taker(response), response.body
+    done = yield from _plain_steps(take, body)
+    if done < len(body):
+        # What is not made of whole events of one line each is read as the standard says.
+        stream = parse(body[done:], first=not done)
+        for number, event in enumerate(stream.events):
+            if number % _STEP_EVENTS == _STEP_EVENTS - 1:
+                yield
+            take.event(event.data, event.type, done + event.end)
+        take.reading.tail = stream.tail
+    return take.finished()
+
+
+def _plain_steps(take: "_Taker", body: bytes) -> Generator[None, None, int]:
+    """Take whole events of one data line and LF, up to the first that is another; returns the bytes taken.
+
+    Most events of a stream differ in nothing but the text of one chunk. Once one has been parsed, those like
+    it are found by splitting the body at what stands between two such texts, hundreds at a time.
+    """
+    if b"\r" in body:
+        return 0
+    at = 0
+    while True:
+        end = body.find(b"\n\n", at)
+        if end < 0 or not body.startswith(b"data:", at) or body.find(b"\n", at, end) >= 0:
+            return at
+        begin = at + 6 if body.startswith(b" ", at + 5) else at + 5
+        like = take.event(body[begin:end], "message", end + 2)
+        prefix, at = body[at:begin], end + 2
+        if take.events % _STEP_EVENTS == 0:
             yield
-        data, kind, _, end = event
-        while ends[piece] < end:
-            piece += 1
-        reading.read_events[piece] += 1
-        if data[:1] != b"{" and data.strip() == _DONE:
-            reading.done = True
+        if like is None:
             continue
-        before = len(reading.chunks)
-        if like is not None and kind == "message" and (text := like.text(data)) is not None:
-            reading.chunks.append(Chunk(response.pieces[piece].ns, "content", text, None, index))
-            held = held + 1 if piece == last_piece else 1
-            reading.merged_reads += held == 2
-            last_piece = piece
-            continue
-        try:
-            value = _loads(data)
-        except (ValueError, RecursionError):
-            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
-            continue
-        if kind == "error":
-            _fail(reading, *_error_of(value, "error"))
-        elif not isinstance(value, dict):
-            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
-        else:
-            _take(reading, value, response.pieces[piece].ns, index)
-            if len(reading.chunks) > before:
-                like = _Like.of(data, value, reading.chunks[before:])
-                held = held + 1 if piece == last_piece else 1
-                reading.merged_reads += held == 2
-                last_piece = piece
-    if reading.tail.strip() in {b"data:[DONE]", b"data: [DONE]"}:
-        # Some servers close right after the last word, without its blank line.
-        reading.done, reading.tail, reading.events = True, b"", reading.events + 1
-    return reading
+        head, tail = prefix + like.head, like.tail + b"\n\n"
+        while body.startswith(head, at):
+            start = at + len(head)
+            cut = body.find(tail + head, at + _STEP_BYTES)
+            texts = body[start : cut if cut >= 0 else len(body)].split(tail + head)
+            if cut < 0:
+                texts[-1], found, _ = texts[-1].partition(tail)
+                if not found:
+                    texts.pop()
+            taken = take.alike(texts, start, len(head), len(tail))
+            yield
+            at += taken
+            if not taken:
+                break
 
 
 class _Like(NamedTuple):
@@ -158,31 +176,136 @@ class _Like(NamedTuple):
     tail: bytes
 
     @classmethod
-    def of(cls, data: bytes, value: dict[str, Any], chunks: list[Chunk]) -> "_Like | None":
+    def of(cls, data: bytes, value: dict[str, Any], text: str) -> "_Like | None":
         """None where the event says more than its text."""
-        if len(chunks) != 1 or chunks[0].channel != "content" or not _PLAIN_KEYS.issuperset(value):
-            return None
-        if len(value["choices"]) != 1:
+        if not _PLAIN_KEYS.issuperset(value) or len(value["choices"]) != 1:
             return None
         choice = value["choices"][0]
         if not _PLAIN_CHOICE.issuperset(choice) or choice.get("finish_reason") or value.get("usage"):
             return None
-        head, found, tail = data.partition(b'"' + chunks[0].text.encode("utf-8", "replace") + b'"')
-        if not found or not head.endswith((b'"content":', b'"content": ', b'"text":', b'"text": ')):
+        word = b'"' + text.encode("utf-8", "replace") + b'"'
+        head, _, tail = data.partition(word)
+        # Elsewhere the same word would be left as it was.
+        if data.count(word) != 1 or not head.endswith(
+            (b'"content":', b'"content": ', b'"text":', b'"text": ')
+        ):
             return None
         return cls(head + b'"', b'"' + tail)
 
-    def text(self, data: bytes) -> str | None:
-        """The text of an event that is alike; None where it is not, or its text needs a JSON parser."""
-        if not data.startswith(self.head) or not data.endswith(self.tail):
-            return None
-        part = data[len(self.head) : -len(self.tail)]
-        if not _PLAIN_TEXT.fullmatch(part):
-            return None
+
+def _plain_texts(parts: list[bytes]) -> list[str]:
+    """Texts of JSON strings, up to the first that needs more than a look."""
+    whole = b"\n".join(parts)
+    if _PLAIN_LINES.fullmatch(whole) and b"" not in parts:
         try:
-            return part.decode("utf-8")
+            texts = whole.decode("utf-8").split("\n")
         except UnicodeDecodeError:
+            texts = []
+        if len(texts) == len(parts):
+            return texts
+    texts = []
+    for part in parts:
+        try:
+            text = part.decode() if _PLAIN_TEXT.fullmatch(part) else orjson.loads(b'"%b"' % part)
+        except ValueError:
+            break
+        if not text:
+            break
+        texts.append(text)
+    return texts
+
+
+class _Taker:
+    """Takes the events of one body in order."""
+
+    def __init__(self, response: Response) -> None:
+        self.reading = Reading()
+        self.events = 0
+        self._stamps = [ns for ns, _ in response.pieces]
+        self._ends = list(accumulate([len(data) for _, data in response.pieces]))
+        self._piece = 0
+        self._said = [0] * len(self._ends)
+        """Events with text that each read completed."""
+        self._silent = [0] * len(self._ends)
+        """Other events."""
+
+    def event(self, data: bytes, kind: str, end: int) -> _Like | None:
+        """One event, whatever it is; what its like look like, where that can be told."""
+        reading, index = self.reading, self.events
+        self.events += 1
+        while self._ends[self._piece] < end:
+            self._piece += 1
+        before = len(reading.at)
+        like = None
+        if data[:1] != b"{" and data.strip() == _DONE:
+            reading.done = True
+        else:
+            like = self._read(data, kind, index, before)
+        (self._said if len(reading.at) > before else self._silent)[self._piece] += 1
+        return like
+
+    def _read(self, data: bytes, kind: str, index: int, before: int) -> _Like | None:
+        reading = self.reading
+        try:
+            value = _loads(data)
+        except (ValueError, RecursionError):
+            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
             return None
+        if kind == "error":
+            _fail(reading, *_error_of(value, "error"))
+        elif not isinstance(value, dict):
+            _fail(reading, "bad_event", data.decode("utf-8", "replace"))
+        else:
+            _take(reading, value, self._stamps[self._piece], index)
+            if len(reading.at) == before + 1 and reading.channels[-1] == "content":
+                return _Like.of(data, value, reading.texts[-1])
+        return None
+
+    def alike(self, parts: list[bytes], start: int, head: int, tail: int) -> int:
+        """Events with nothing but a text each, between a head and a tail of so many bytes; bytes taken."""
+        texts = _plain_texts(parts)
+        count = len(texts)
+        if not count:
+            return 0
+        ends = list(accumulate([len(part) + head + tail for part in parts[:count]], initial=start - head))
+        taken = ends.pop(0)
+        taken = ends[-1] - taken
+        reading, piece, bounds = self.reading, self._piece, self._ends
+        while bounds[piece] < ends[0]:
+            piece += 1
+        if ends == bounds[piece : piece + count]:
+            # One event a read.
+            reading.at += self._stamps[piece : piece + count]
+            self._said[piece : piece + count] = [n + 1 for n in self._said[piece : piece + count]]
+            piece += count - 1
+        else:
+            done = 0
+            while True:
+                upto = bisect_right(ends, bounds[piece], done)
+                self._said[piece] += upto - done
+                reading.at += [self._stamps[piece]] * (upto - done)
+                done = upto
+                if done == count:
+                    break
+                piece += 1
+        self._piece = piece
+        reading.texts += texts
+        reading.channels += ["content"] * count
+        reading.tokens += [None] * count
+        reading.index += range(self.events, self.events + count)
+        self.events += count
+        return taken
+
+    def finished(self) -> Reading:
+        """All that was read."""
+        reading = self.reading
+        reading.events = self.events
+        reading.read_events = [a + b for a, b in zip(self._said, self._silent, strict=True)]
+        reading.merged_reads = sum(n > 1 for n in self._said)
+        if reading.tail.strip() in {b"data:[DONE]", b"data: [DONE]"}:
+            # Some servers close right after the last word, without its blank line.
+            reading.done, reading.tail, reading.events = True, b"", reading.events + 1
+        return reading
 
 
 def _loads(data: bytes) -> Any:
@@ -211,7 +334,11 @@ def _take(reading: Reading, value: dict[str, Any], ns: int, index: int) -> None:
         if not _REPORTS.isdisjoint(choice):
             _report(reading, choice)
         for channel, text in _generated(choice):
-            reading.chunks.append(Chunk(ns, channel, text, tokens, index))
+            reading.at.append(ns)
+            reading.texts.append(text)
+            reading.channels.append(channel)
+            reading.tokens.append(tokens)
+            reading.index.append(index)
         finish = choice.get("finish_reason")
         if isinstance(finish, str):
             reading.finish = finish
@@ -343,9 +470,9 @@ def _ending(response: Response, reading: Reading, expect_tokens: int | None) -> 
     if cut and not reading.done:
         return _Judgement("truncated")
     proven = reading.done or (response.complete and response.framed)
-    if not proven or (reading.finish is None and (reading.chunks or not reading.done)):
+    if not proven or (reading.finish is None and (reading.at or not reading.done)):
         return _Judgement("incomplete")
-    if not reading.chunks:
+    if not reading.at:
         return _Judgement("empty", reasons=("no_tokens",))
     usage = _usage(reading.usage)
     got = usage.completion_tokens if usage is not None else None
@@ -392,26 +519,25 @@ def conclude_steps(
     """As `conclude`, in short steps."""
     reading = yield from read_steps(response)
     judged = _judge(exchange.end, exchange.detail, response, reading, expect_tokens)
-    chunks = reading.chunks
     outcome = Outcome(
         request_id=request_id,
         state=judged.state,
         sent_ns=exchange.sent_ns,
         sent_utc_ns=exchange.sent_utc_ns,
-        first_ns=chunks[0].ns if chunks else None,
-        last_ns=chunks[-1].ns if chunks else None,
+        first_ns=reading.at[0] if reading.at else None,
+        last_ns=reading.at[-1] if reading.at else None,
         done_ns=response.complete_ns if response.complete_ns is not None else exchange.end_ns,
         stamp_source=exchange.stamp_source,
         reads=len(response.pieces),
         events=reading.events,
-        content_chunks=len({chunk.event for chunk in chunks}),
+        content_chunks=len(set(reading.index)),
         usage=_usage(reading.usage),
-        first_chunk_tokens=chunks[0].tokens if chunks else None,
+        first_chunk_tokens=reading.tokens[0] if reading.at else None,
         finish=reading.finish,
         http_status=response.status,
         error_code=judged.code,
         error=judged.message,
-        text_sha256=hashlib.sha256(reading.text.encode("utf-8")).hexdigest() if chunks else None,
+        text_sha256=hashlib.sha256(reading.text.encode("utf-8")).hexdigest() if reading.at else None,
         timings=reading.report or None,
         reasons=(*judged.reasons, "clock_step") if exchange.clock_step else judged.reasons,
         segments=exchange.segments,

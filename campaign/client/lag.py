@@ -5,6 +5,7 @@ above it holds [1.05^(k-1), 1.05^k) us and stands for its geometric middle, so a
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -17,12 +18,20 @@ FLAG: Final = 0.02
 VOID: Final = 0.10
 """Above this share it is void."""
 _LOG: Final = math.log(1.05)
+_BOUNDS: Final = tuple(1000 * 1.05**k for k in range(500))
+"""Lower bound of each bucket from 1, in ns; the last is beyond any request."""
 
 
 def lag_counts(lags_ns: Iterable[int]) -> LagCounts:
     """Sort lags in nanoseconds into buckets."""
-    counts = Counter(0 if ns < 1000 else 1 + int(math.log(ns / 1000) / _LOG) for ns in lags_ns)
-    return tuple(sorted(counts.items()))
+    values = sorted(lags_ns)
+    found, done = [], 0
+    while done < len(values):
+        bucket = bisect_right(_BOUNDS, values[done])
+        upto = bisect_left(values, _BOUNDS[bucket], done) if bucket < len(_BOUNDS) else len(values)
+        found.append((bucket, upto - done))
+        done = upto
+    return tuple(found)
 
 
 def merge(parts: Iterable[LagCounts]) -> LagCounts:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 _PR_SET_TIMERSLACK = 29
 _IDLE_S = 1.0
+PACING, READING = 3, 2
+"""Levels of `prompt` for the threads that must not wait for the others of the client, which have 1."""
 
 
 class Pacer:
@@ -51,7 +53,7 @@ class Pacer:
 
     def _run(self) -> None:
         fine_timer()
-        prompt()
+        prompt(PACING)
         while True:
             with self._wake:
                 now = time.monotonic_ns()
@@ -66,11 +68,12 @@ class Pacer:
             call()
 
 
-def prompt(ahead: bool = True) -> None:  # noqa: FBT001,FBT002 -- on or off is all it says
-    """Run this thread ahead of ordinary ones, or among them again, where that is allowed."""
+def prompt(level: int = 1, thread: int = 0) -> None:
+    """Run a thread (native id; 0 is this one) ahead of ordinary ones, or at level 0 again among them, if allowed."""
     with contextlib.suppress(OSError, AttributeError):
-        policy = os.SCHED_RR if ahead else os.SCHED_OTHER
-        os.sched_setscheduler(0, policy, os.sched_param(1 if ahead else 0))
+        policy = os.SCHED_RR if level else os.SCHED_OTHER
+        # Not for what this thread starts: an engine must not run ahead of everything.
+        os.sched_setscheduler(thread, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
 
 
 def fine_timer() -> None:

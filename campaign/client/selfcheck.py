@@ -133,11 +133,6 @@ async def check(*, kernel_stamps: bool = True, streams: int = STREAMS, quick: bo
     )
 
 
-def processes_needed(per_cpu_s: float, chunks_per_s: float, *, share: float = 0.5) -> int:
-    """Load processes for an expected chunk rate, each to use at most `share` of its core."""
-    return max(1, -(-int(chunks_per_s) // max(1, int(per_cpu_s * share))))
-
-
 async def _page(client: HttpClient, url: str) -> Any:
     _, body = await client.fetch(url, 30)
     return json.loads(body)

@@ -39,9 +39,9 @@ def chunk_record(exchange: Exchange, read: Interpreted) -> dict[str, Any]:
         "read_user_ns": [ns - zero for ns in exchange.user_ns],
         "read_bytes": [len(data) for _, data in exchange.reads],
         "read_events": read.reading.read_events,
-        "event_ns": [chunk.ns - zero for chunk in read.reading.chunks],
-        "event_tokens": [chunk.tokens for chunk in read.reading.chunks],
-        "event_chars": [len(chunk.text) for chunk in read.reading.chunks],
+        "event_ns": [ns - zero for ns in read.reading.at],
+        "event_tokens": read.reading.tokens,
+        "event_chars": list(map(len, read.reading.texts)),
     }
 
 

@@ -34,13 +34,13 @@ class Stream:
     """Bytes of a last event that never ended; empty after a whole one. Comments are no event."""
 
 
-def parse(body: bytes) -> Stream:
+def parse(body: bytes, *, first: bool = True) -> Stream:
     """Split a body into events. Never raises: whatever the bytes are, they are some stream.
 
     An event without a data line is not dispatched; a comment is dropped; one space after the colon is
-    removed, further ones are data.
+    removed, further ones are data. `first` says that the stream starts here, where it may have a BOM.
     """
-    return _plain(body) or _parse(body)
+    return _plain(body) or _parse(body, first=first)
 
 
 def _plain(body: bytes) -> Stream | None:
@@ -58,14 +58,14 @@ def _plain(body: bytes) -> Stream | None:
     return Stream(tuple(events), b"")
 
 
-def _parse(body: bytes) -> Stream:
+def _parse(body: bytes, *, first: bool) -> Stream:
     """Any body."""
     events: list[Event] = []
     data: list[bytes] = []
     kind = "message"
     last_id: str | None = None
     fields = False
-    start = len(_BOM) if body.startswith(_BOM) else 0
+    start = len(_BOM) if first and body.startswith(_BOM) else 0
     event_start = line_start = start
     for match in _LINE_END.finditer(body, start):
         line = body[line_start : match.start()]

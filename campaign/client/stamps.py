@@ -12,6 +12,8 @@ import socket
 import struct
 import sys
 import time
+from array import array
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 _SO_TIMESTAMPING: Final = 37
@@ -81,6 +83,17 @@ def realtime_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
     # Nothing else is asked for, so nothing else comes.
     seconds, nanos = _UNPACK(ancillary[0][2])
     return seconds * 1_000_000_000 + nanos  # type: ignore[no-any-return]  # two whole numbers
+
+
+NONE: Final = bytes(48)
+"""Where a read brought no stamp: no moment of any clock."""
+
+
+def realtimes_ns(stamps: Sequence[bytes]) -> list[int]:
+    """CLOCK_REALTIME ns of each `struct scm_timestamping`; 0 of `NONE`."""
+    words = array("q")
+    words.frombytes(b"".join(stamps))
+    return [s * 1_000_000_000 + ns for s, ns in zip(words[0::6], words[1::6], strict=True)]
 
 
 class Offset(NamedTuple):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from campaign.clock import Clock
-from campaign.cloud import naming, shipping, sky_sdk, templates
-from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
+from campaign.cloud import naming, shipping, sky_sdk, stored, templates
+from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Proof, Quote
 from campaign.cloud.follow import SkyAgentRun, order_files
 from campaign.cloud.shell import NodeShell
 from campaign.cloud.sky_ssh import ssh_argv
@@ -129,7 +129,7 @@ class AttachProvider:
             return "unreachable"
         return "up"
 
-    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> SkyAgentRun:
+    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> AgentRun:
         shell, run_dir = await self._shell(handle), RunDir(Path(job.intent.run_dir))
         key = secrets.token_hex(32)
         assert job.terms is not None
@@ -152,9 +152,12 @@ class AttachProvider:
         )
         run = SkyAgentRun(shell, run_dir, job.intent.session, handle.lease, key, self._clock)
         self._runs[handle.lease] = run
-        return run
+        return stored.followed(run, job, self._clock)
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        with suppress(ProviderError):  # a store that does not answer: the node's own disk has it all
+            if (shipped := await stored.fetch(handle.lease, run_dir, self._clock)) is not None:
+                return shipped
         shell, local = await self._shell(handle), Path(run_dir)
         await shell.pull("run", local, everything=True)
         lease = handle.lease

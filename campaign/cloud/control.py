@@ -9,7 +9,9 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+_KINDS: Final = frozenset({"stop", "extend", "kill", "add"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,13 @@ class Record:
 
     lease: str
     seq: int
-    kind: Literal["stop", "extend", "kill"]
+    kind: Literal["stop", "extend", "kill", "add"]
     why: str = ""
     gate: str | None = None
     deadline_utc_ns: int | None = None
     worst_usd_micro: int | None = None
+    sha256: str | None = None
+    """Of `add/SHA256.json`, what is to be run while the session is held."""
 
 
 def sign(record: Record, key: str) -> bytes:
@@ -41,7 +45,7 @@ def verify(data: bytes, key: str, lease: str) -> Record | None:
         found = Record(**record)
     except (ValueError, KeyError, TypeError):
         return None
-    return found if found.lease == lease and found.kind in {"stop", "extend", "kill"} else None
+    return found if found.lease == lease and found.kind in _KINDS else None
 
 
 def _body(record: Mapping[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """Follows a session agent on another machine: its order, its journal, and what it is told. Used by `sky` and `attach`."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Literal
@@ -55,7 +56,9 @@ class SkyAgentRun:
                 continue
             whole = data[: data.rfind(b"\n") + 1]
             if whole:
-                with local.open("ab") as file:
+                with local.open("r+b" if offset else "wb") as file:
+                    file.truncate(offset)
+                    file.seek(offset)
                     file.write(whole)
                 events, _ = agent_journal.follow(local, offset)
                 offset += len(whole)
@@ -81,7 +84,13 @@ class SkyAgentRun:
         """Tell the node of an extension the controller has admitted. Raises ProviderError."""
         await self._tell("extend", deadline_utc_ns=deadline_utc_ns, worst_usd_micro=worst_usd_micro)
 
-    async def _tell(self, kind: Literal["stop", "extend", "kill"], **more: Any) -> None:
+    async def add(self, data: bytes) -> None:
+        """Send an addition for a session that is held. Raises ProviderError."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        await self._shell.push({f"add/{sha256}.json": data})
+        await self._tell("add", sha256=sha256)
+
+    async def _tell(self, kind: Literal["stop", "extend", "kill", "add"], **more: Any) -> None:
         self._control_seq += 1
         record = Record(self._lease, self._control_seq, kind, **more)
         await self._shell.push({f"control/{self._control_seq:04}.json": sign(record, self._key)})

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from campaign.errors import ProviderError
 
-SKIP = ("journal/cells/",)
-"""Journals of open cells: they are brought at the end, when they no longer change."""
+SKIP = ("journal/",)
+"""Journals: they are brought at the end, when they no longer change; the agent's own is followed line by line until then."""
 
 
 class NodeShell:
@@ -82,7 +82,7 @@ class NodeShell:
     async def pull(self, remote: str, local: Path, *, everything: bool) -> list[str]:
         """Bring files under a folder that are missing or of another size here. Returns their names.
 
-        With `everything`, journals of open cells are brought too, and local ones that the node no longer has are
+        With `everything`, journals are brought too, and local ones that the node no longer has are
         removed: their cells were sealed meanwhile.
         """
         there = _sizes(

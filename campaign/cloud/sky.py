@@ -25,9 +25,10 @@ from campaign.cloud import (
     sky_sdk,
     sky_slurm,
     sky_ssh,
+    stored,
     templates,
 )
-from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
+from campaign.cloud.base import AgentJob, AgentRun, LaunchIntent, NodeHandle, Proof, Quote
 from campaign.cloud.follow import SkyAgentRun, order_files
 from campaign.cloud.shell import NodeShell
 from campaign.errors import ProviderError
@@ -193,7 +194,7 @@ class SkyProvider:
 
     # --- the agent
 
-    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> SkyAgentRun:
+    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> AgentRun:
         shell = await self._shell(handle.node_id)
         run_dir = RunDir(Path(job.intent.run_dir))
         key = self._keys[handle.lease]
@@ -214,7 +215,7 @@ class SkyProvider:
         await self._wait_for_setup(shell, handle.node_id)
         run = SkyAgentRun(shell, run_dir, job.intent.session, handle.lease, key, self._clock)
         self._runs[handle.lease] = run
-        return run
+        return stored.followed(run, job, self._clock)
 
     async def _wait_for_setup(self, shell: NodeShell, name: str) -> None:
         """Until the agent's process is there. Raises ProviderError where the set-up failed or takes too long."""
@@ -233,6 +234,9 @@ class SkyProvider:
         raise ProviderError("setup", f"{name}: the node was not ready within {SETUP_S:g} s")
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        with suppress(ProviderError):  # a store that does not answer: the node's own disk has it all
+            if (shipped := await stored.fetch(handle.lease, run_dir, self._clock)) is not None:
+                return shipped
         shell, local = await self._shell(handle.node_id), Path(run_dir)
         await shell.pull("run", local, everything=True)
         lease = handle.lease

@@ -55,7 +55,7 @@ def identity(indexes: Sequence[int], nvml: Any = None) -> list[dict[str, Any]]:
     it refuses is None.
     """
     if nvml is None:
-        if not indexes or not Path("/proc/driver/nvidia").exists():
+        if not indexes or not driver():
             return []
         try:
             import pynvml

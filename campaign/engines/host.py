@@ -1,11 +1,9 @@
 """LocalEngineHost: starts servers on this machine, proves what started, and leaves nothing behind."""
 
 import asyncio
-import contextlib
 import json
 import os
 import random
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from campaign.engines import (
 )
 from campaign.engines.api import Api
 from campaign.engines.base import BootOrder, BootRecord, Counters, Engine, Launch
+from campaign.engines.logs import LogTail, last_lines, scrub
 from campaign.engines.prometheus import Poller
 from campaign.engines.readiness import Failed, Look, Readiness, await_ready, check_alive
 from campaign.engines.registry import get as get_engine
@@ -40,7 +39,6 @@ _LOOPBACK = "127.0.0.1"
 _HTTP_S = 5.0
 _TAIL = 64 * 1024
 _DYING_S = 1.0
-_SCRUB_WHOLE = 16 * 1024 * 1024
 _QUIET_S = 5.0
 """A known failure in the log of a live server ends its boot once the log has been silent for this long."""
 # Engines compile kernels at the first start: with another compiler than the node's own they would do it again.
@@ -55,38 +53,6 @@ ENV_VALUES = frozenset(
 """Variables whose values are recorded, besides those that the arm sets; of all others only the name."""
 _HUB = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN")
 """Inherited too: where weights of the hub are found, and the key to closed ones."""
-_OWN_PROBES = re.compile(r"/(?:health|v1/models|v1/completions|metrics|props|slots)\b")
-
-
-class LogTail:
-    """Follows a growing log: its progress, its last part, and its text from here on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.start = path.stat().st_size if path.exists() else 0
-        self._read = self.start
-        self.lines = 0
-        """Lines so far that our own probes did not cause."""
-
-    def grown(self) -> int:
-        """Count new lines; access-log lines of our own probes are not progress."""
-        with contextlib.suppress(OSError), self.path.open("rb") as f:
-            f.seek(self._read)
-            new = f.read()
-            self._read += len(new)
-            text = new.decode("utf-8", "replace")
-            self.lines += sum(1 for line in text.splitlines() if not _OWN_PROBES.search(line))
-        return self.lines
-
-    def text(self, limit: int | None = None) -> str:
-        """What this boot wrote, or its last `limit` bytes."""
-        try:
-            with self.path.open("rb") as f:
-                size = f.seek(0, os.SEEK_END)
-                f.seek(max(self.start, size - limit) if limit else self.start)
-                return f.read().decode("utf-8", "replace")
-        except OSError:
-            return ""
 
 
 @dataclass(slots=True)
@@ -425,7 +391,7 @@ class LocalEngineHost:
             kind, why = server.failed.kind, server.failed.why
         else:
             kind, why = server.engine.failure(tail) or failures.of_status(server.child.status)
-        return kind, REDACTOR.text(f"{why}\n{_last_lines(tail)}")
+        return kind, REDACTOR.text(f"{why}\n{last_lines(tail)}")
 
     async def stop(self, boot_id: str) -> None:
         """End the whole tree, wait until it is gone and its port is free. Idempotent."""
@@ -484,27 +450,6 @@ def bound(engine: Engine, arm: Arm) -> Engine:
     return engine if bind is None else cast("Engine", bind(arm))
 
 
-def scrub(path: Path) -> None:
-    """Rewrite a log without secrets. Left alone where there is none, or where it cannot be read."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > _SCRUB_WHOLE:
-            # A log of this size goes line by line: a private key over several lines is not looked for.
-            clean = None
-        else:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            clean = REDACTOR.text(text)
-            if clean == text:
-                return
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as out:
-            if clean is not None:
-                out.write(clean)
-            else:
-                with path.open(encoding="utf-8", errors="replace") as lines:
-                    out.writelines(REDACTOR.text(line) for line in lines)
-        temporary.replace(path)
-
-
 def _contained(order: BootOrder) -> bool:
     return order.runtime is not None and order.runtime.image is not None
 
@@ -559,10 +504,6 @@ async def _json(url: str, headers: Mapping[str, str]) -> Any:
         return None
 
 
-def _last_lines(text: str, n: int = 12) -> str:
-    return "\n".join(text.splitlines()[-n:])
-
-
 def _message(order: BootOrder, failed: Failed, log: LogTail) -> str:
-    tail = _last_lines(log.text(_TAIL), 5)
+    tail = last_lines(log.text(_TAIL), 5)
     return REDACTOR.text(f"{order.boot_id}: {failed.why}" + (f"\n{tail}" if tail else ""))

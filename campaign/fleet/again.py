@@ -68,7 +68,8 @@ def rest_of(plan: CampaignPlan, state: RunState, stays: frozenset[str]) -> Rest:
     """
     latest: dict[str, SessionPlan] = {}
     for session in plan.sessions:
-        latest[root_of(session.name)] = session
+        if not session.exploratory:  # added on a node that was held: it went with its node
+            latest[root_of(session.name)] = session
     sessions, added, events = [], [], []
     for root, session in latest.items():
         done = set(state.done(session.name))
@@ -78,7 +79,7 @@ def rest_of(plan: CampaignPlan, state: RunState, stays: frozenset[str]) -> Rest:
         if not begun or session.node in stays:
             sessions.append(session)
             continue
-        rest = continued(session, state, f"{root}.draw{draw_of(session.name) + 1}")
+        rest = continued(session, state, next_name(root, state))
         if rest is not None:
             sessions.append(rest)
             added.append(rest)
@@ -94,6 +95,15 @@ def rest_of(plan: CampaignPlan, state: RunState, stays: frozenset[str]) -> Rest:
 def root_of(name: str) -> str:
     """The planned session that a continuation belongs to."""
     return name.split(".draw", 1)[0]
+
+
+def next_name(root: str, state: RunState) -> str:
+    """A name for the next continuation of a planned session that the ledger has never named.
+
+    A name that came twice would number rounds anew, and one commit would take the place of another.
+    """
+    named = {*state.sessions, *(le.session or "" for le in state.leases.values()), root}
+    return f"{root}.draw{1 + max(draw_of(name) for name in named if root_of(name) == root)}"
 
 
 def draw_of(name: str) -> int:

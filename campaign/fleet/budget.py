@@ -34,10 +34,12 @@ AGENT_MAY_SAY: Final = frozenset(
         "round_started",
         "round_committed",
         "round_voided",
+        "group_stopped",
         "anchor_judged",
         "agent_heartbeat",
         "session_started",
         "session_finished",
+        "session_held",
         "gate_tripped",
     }
 )

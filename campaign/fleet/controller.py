@@ -8,7 +8,8 @@ from typing import Protocol
 
 from campaign.clock import Clock
 from campaign.errors import CampaignError
-from campaign.fleet.again import continued, draw_of, root_of
+from campaign.fleet.additions import Inbox, Request, next_addition, refusal
+from campaign.fleet.again import continued, draw_of, next_name, root_of
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.reconcile import Reconciled, Scope
 from campaign.fleet.snapshot import SessionSnapshot, Snapshot
@@ -33,6 +34,7 @@ class PoolPort(Protocol):
     async def results(self) -> tuple[SessionResult, ...]: ...
     async def stop(self, why: str, gate: str | None = None) -> None: ...
     async def reconcile(self, scope: Scope) -> Reconciled: ...
+    async def add(self, session: str, data: bytes) -> None: ...
 
 
 class PlanFile(Protocol):
@@ -66,10 +68,11 @@ class Controller:
         scope: Scope | None = None,
         plan_file: PlanFile | None = None,
         poll_s: float = POLL_S,
+        inbox: Inbox | None = None,
     ) -> None:
         # `scope`: what to reconcile at start, every minute and at the end.
         self._run_dir, self._plan, self._budget, self._pool, self._clock = run_dir, plan, budget, pool, clock
-        self._show = show
+        self._show, self._inbox = show, inbox
         self._jobs = tuple(jobs)
         self._waiting = list(jobs)
         self._running: dict[str, SessionJob] = {}
@@ -101,6 +104,7 @@ class Controller:
                     await self._budget.record(NewEvent("stop_asked", {"by": "user", "why": self._stopping}))
                 self._waiting.clear()
             await self._collect()
+            await self._additions()
             started = await self._start_next()
             await self._display()
             if not self._running and not started:
@@ -170,10 +174,10 @@ class Controller:
 
     async def _again(self, job: SessionJob, result: SessionResult) -> bool:
         """Plan what is left on another node, as a session of its own with its own anchors."""
-        draw = draw_of(job.plan.name) + 1
-        if draw > MAX_DRAWS or self._stopping:
+        if draw_of(job.plan.name) >= MAX_DRAWS or self._stopping:
             return False
-        rest = continued(job.plan, await self._budget.state(), f"{root_of(job.plan.name)}.draw{draw}")
+        state = await self._budget.state()
+        rest = continued(job.plan, state, next_name(root_of(job.plan.name), state))
         if rest is None:
             return True
         self._plan = replace(self._plan, sessions=(*self._plan.sessions, rest))
@@ -190,6 +194,41 @@ class Controller:
         self._jobs = (*self._jobs, again)
         self._waiting.append(again)
         return True
+
+    async def _additions(self) -> None:
+        """What `campaign add` asks for: named in the ledger as exploratory, then handed to the node that is held."""
+        for request in self._inbox.take() if self._inbox else ():
+            name, error = None, "the run is being stopped" if self._stopping else None
+            if error is None:
+                try:
+                    name, error = await self._add(request)
+                except CampaignError as failed:
+                    error = str(failed)
+            if self._inbox:
+                self._inbox.answer(request.id, name, error)
+
+    async def _add(self, request: Request) -> tuple[str | None, str | None]:
+        state = await self._budget.state()
+        host, error = refusal(state, request, self._clock.utc_ns())
+        if host is None or host not in self._running:
+            return None, error or f"session {host} is not run by this controller"
+        name = next_addition(host, state)
+        what = request.what.named(name, self._running[host].plan.node)
+        self._plan = replace(self._plan, sessions=(*self._plan.sessions, what.plan))
+        payload = {
+            "sessions": [name],
+            "reason": f"added to {host} while it was held",
+            "plan_sha256": self._plan_file.begin(self._plan) if self._plan_file else None,
+            "exploratory": True,
+            "lease": state.sessions[host].lease,
+            "file": request.file,
+            "canonical_sha256": request.canonical_sha256,
+        }
+        await self._budget.record(NewEvent("sessions_added", payload))
+        if self._plan_file:
+            self._plan_file.commit()
+        await self._pool.add(host, what.dump())
+        return name, None
 
     def _read_stop_file(self) -> None:
         try:
@@ -231,7 +270,8 @@ class Controller:
             return Ending(broken.error_exit or 4, broken.reason, results)
         if gated is not None:
             return Ending(3, gated.reason, results)
-        if self._stopping:
+        whole = len(results) == len(self._jobs) and all(r.ending == "done" for r in results)
+        if self._stopping and not whole:
             return Ending(130, self._stopping, results)
         return Ending(0, "", results)
 

@@ -20,11 +20,12 @@ from campaign.errors import StoreError
 from campaign.ledger.events import NewEvent
 from campaign.plan import codec
 from campaign.plan.model import CampaignPlan
+from campaign.session.added import prompts_of
 from campaign.spec.load import Loaded
 from campaign.store import ballast
 from campaign.store.folder import FolderStore
 from campaign.store.layout import RunDir
-from campaign.workloads.packs import Prompt, Prompts
+from campaign.workloads.packs import Prompts
 
 
 def state_folder() -> Path:
@@ -121,16 +122,5 @@ def read_prompts(run_dir: RunDir) -> dict[str, Prompts]:
     """The prompts as they were rendered when the run was made."""
     found = {}
     for path in sorted((run_dir.root / "workloads").glob("*.json")):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        spare = data["warmup"]
-        found[path.stem] = Prompts(
-            sha256=data["sha256"],
-            items=tuple(_prompt(item) for item in data["items"]),
-            warmup=None if spare is None else _prompt(spare),
-        )
+        found[path.stem] = prompts_of(json.loads(path.read_text(encoding="utf-8")))
     return found
-
-
-def _prompt(data: Mapping[str, Any]) -> Prompt:
-    messages = data["messages"]
-    return Prompt(data["slot"], None if messages is None else tuple(messages), data["text"], data["sha256"])

@@ -13,6 +13,7 @@ from campaign.clock import SystemClock
 from campaign.cloud.base import Provider
 from campaign.cloud.local import LocalProvider
 from campaign.fleet.actors import Remote, spawn
+from campaign.fleet.additions import FolderInbox
 from campaign.fleet.budget import BudgetController, BudgetPort
 from campaign.fleet.cluster import Cluster
 from campaign.fleet.controller import Controller, Ending, PoolPort
@@ -160,6 +161,7 @@ async def drive_run(drive: Drive, show: Callable[[Snapshot], None]) -> Ending:
             show,
             scope=scope_of(drive.run_dir, drive.spec),
             plan_file=GrownPlan(drive.run_dir),
+            inbox=FolderInbox(drive.run_dir),
         )
         with _signals(controller):
             ending = await controller.run()

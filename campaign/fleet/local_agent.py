@@ -10,6 +10,7 @@ from campaign.cloud.base import AgentJob, AgentRun, NodeHandle
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.create import read_prompts
 from campaign.fleet.parts import PortsFactory, engine_cores, engine_threads
+from campaign.fleet.past import for_session
 from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.plan.model import GroupPlan, RoundPlan
 from campaign.session.agent import AdmitRound, SessionAgent
@@ -41,6 +42,9 @@ class LocalAgentFactory:
             node=handle.node_id,
         )
 
+        # Read before the session: while it measures, nothing else reads the disk.
+        known = await asyncio.to_thread(for_session, run_dir, job.plan)
+
         def make(journal: Journal, control: FlagControl) -> SessionAgent:
             ctx = SessionContext(
                 who=who,
@@ -65,6 +69,8 @@ class LocalAgentFactory:
                 deadline_utc_ns=intent.deadline_utc_ns,
                 attempts=job.attempts,
                 done=frozenset(job.done),
+                prior=known.prior,
+                past=known.anchors,
             )
 
         journal = AgentJournal(journal_path(run_dir, intent.lease), source_of(intent.lease), self._clock)

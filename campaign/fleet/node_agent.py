@@ -7,6 +7,7 @@ signed control records from `control/`.
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import signal
 import sys
@@ -24,6 +25,7 @@ from campaign.fleet.cluster import Cluster
 from campaign.fleet.create import read_prompts
 from campaign.fleet.node_budget import NodeBudget
 from campaign.fleet.parts import engine_cores, engine_threads, inline_ports, ray_ports
+from campaign.fleet.shipper import shipping
 from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.ledger.events import NewEvent
 from campaign.plan import codec
@@ -35,7 +37,7 @@ from campaign.session.round import Progress, SessionContext
 from campaign.spec.load import parse_canonical
 from campaign.spec.models import Spec
 from campaign.store.folder import FolderStore
-from campaign.store.layout import RunDir
+from campaign.store.layout import RunDir, flat
 
 
 class FolderControl:
@@ -45,15 +47,28 @@ class FolderControl:
         self._folder, self._key, self._lease, self._budget = folder, key, lease, budget
         self._seen: set[int] = set()
         self._stop: Command | None = None
+        self._added: list[str] = []
 
     async def poll(self) -> Command | None:
         for record in self._new():
             self._seen.add(record.seq)
             if record.kind == "extend" and record.deadline_utc_ns and record.worst_usd_micro is not None:
                 self._budget.extend(record.deadline_utc_ns, record.worst_usd_micro)
+            elif record.kind == "add" and record.sha256:
+                self._added.append(record.sha256)
             elif record.kind in {"stop", "kill"}:
                 self._stop = self._stop or Command(stop=True, why=record.why, gate=record.gate)
         return self._stop
+
+    async def added(self) -> bytes | None:
+        """The next addition whose bytes are those the signed record names; others are passed over."""
+        while self._added:
+            sha256 = self._added.pop(0)
+            with contextlib.suppress(OSError):
+                data = (self._folder.parent / "add" / f"{flat(sha256)}.json").read_bytes()
+                if hashlib.sha256(data).hexdigest() == sha256:
+                    return data
+        return None
 
     def give(self, why: str) -> None:
         """A stop from this machine itself."""
@@ -143,11 +158,12 @@ def main(folder: Path) -> int:
     spec = parse_canonical((folder / "run" / "canonical.json").read_bytes())
     clock = SystemClock()
     try:
-        if spec.ray.mode == "inline":
-            asyncio.run(work(folder, order, spec, inline_ports(), clock))
-        else:
-            with Cluster():
-                asyncio.run(work(folder, order, spec, ray_ports(), clock))
+        with shipping(folder, spec.store):
+            if spec.ray.mode == "inline":
+                asyncio.run(work(folder, order, spec, inline_ports(), clock))
+            else:
+                with Cluster():
+                    asyncio.run(work(folder, order, spec, ray_ports(), clock))
     except CampaignError as error:
         print(f"node_agent: {error}", file=sys.stderr)  # agent.log
         return error.exit_code

@@ -6,6 +6,8 @@ from typing import Protocol, cast
 
 from campaign.client.base import Client, Job
 from campaign.client.http import HttpClient
+from campaign.client.process import ProcessClient
+from campaign.client.split import SplitClient
 from campaign.clock import SystemClock
 from campaign.engines.base import BootOrder
 from campaign.engines.host import LocalEngineHost
@@ -28,9 +30,10 @@ class PortsFactory(Protocol):
 
 
 def inline_ports() -> Ports:
-    """All parts in this process."""
+    """All parts in this process, but for further client processes where one core is not enough."""
     clock = SystemClock()
-    return Ports(host=LocalEngineHost(clock), client=HttpClient(), telemetry=HostTelemetry(clock))
+    client = SplitClient(ProcessClient, first=HttpClient())
+    return Ports(host=LocalEngineHost(clock), client=client, telemetry=HostTelemetry(clock))
 
 
 class _EngineHostActor(LocalEngineHost):
@@ -64,10 +67,13 @@ def ray_ports() -> Ports:
         return job.timeout_s + SLACK_S
 
     host = _RemotePart(spawn(_EngineHostActor), {"boot": boot_limit})
-    client = _RemotePart(spawn(HttpClient, concurrency=2000), {"run": run_limit})
+
+    def client() -> Client:
+        return cast(Client, _RemotePart(spawn(HttpClient, concurrency=2000), {"run": run_limit}))
+
     telemetry = _RemotePart(spawn(_TelemetryActor))
     return Ports(
-        host=cast(EngineHost, host), client=cast(Client, client), telemetry=cast(Telemetry, telemetry)
+        host=cast(EngineHost, host), client=SplitClient(client), telemetry=cast(Telemetry, telemetry)
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from campaign.clock import Clock
 from campaign.cloud.base import Provider
-from campaign.errors import CampaignError
+from campaign.errors import CampaignError, ProviderError
 from campaign.fleet.budget import BudgetPort
 from campaign.fleet.reconcile import Reconciled, Reconciler, Scope
 from campaign.fleet.snapshot import SessionSnapshot
@@ -45,6 +45,13 @@ class SupervisorPool:
     async def reconcile(self, scope: Scope) -> Reconciled:
         """One pass over leases and listings; what supervisors hold is left to them."""
         return await Reconciler(self._budget, self._providers, scope, self._clock, self.active).run()
+
+    async def add(self, session: str, data: bytes) -> None:
+        """Run an addition on the node of a session that is held. Raises ProviderError."""
+        supervisor = self._supervisors.get(session)
+        if supervisor is None or session not in self.active():
+            raise ProviderError("refused", f"session {session} is not at work")
+        await supervisor.add(data)
 
     async def stop(self, why: str, gate: str | None = None) -> None:
         """Stop every session at the next token."""

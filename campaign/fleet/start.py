@@ -243,6 +243,7 @@ def make_jobs(
             attempts=dict(attempts.get(session.name, {})),
             done=done.get(session.name, ()),
             overrides=tuple(overrides),
+            stored="://" in spec.store,
         )
         for session in sessions
     ]

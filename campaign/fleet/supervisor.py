@@ -20,6 +20,7 @@ from campaign.errors import CampaignError, ProviderError
 from campaign.fleet.budget import BudgetPort, LeaseGrant
 from campaign.fleet.snapshot import SessionSnapshot
 from campaign.ledger.events import NewEvent
+from campaign.ledger.model import RunState
 from campaign.plan.model import SessionPlan
 from campaign.session.round import Progress
 from campaign.spec.models import Node
@@ -58,6 +59,8 @@ class SessionJob:
     done: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     wait_for_capacity_s: float = 0.0
+    stored: bool = False
+    """Rows come through an object store: what a node that is gone had shipped can still be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,13 @@ class Supervisor:
         self._stop = self._stop or (why, gate)
         if self._agent is not None:
             await self._agent.stop(why, gate)
+
+    async def add(self, data: bytes) -> None:
+        """Run an addition while the session is held. Raises ProviderError where that cannot be."""
+        add = getattr(self._agent, "add", None)
+        if self._stop is not None or self._gone is not None or add is None:
+            raise ProviderError("refused", "nothing can be added to this session any more")
+        await add(data)
 
     def snapshot(self) -> SessionSnapshot:
         """How far it is."""
@@ -202,14 +212,16 @@ class Supervisor:
         return SessionResult(self._job.plan.name, "refused", grant.why, gate=grant.trip.gate)
 
     async def _measure(self, intent: LaunchIntent, handle: NodeHandle) -> SessionResult:
+        state, name = await self._budget.state(), self._job.plan.name
         job = AgentJob(
             intent=intent,
             plan=self._job.plan,
             spec_json=self._job.spec_json,
-            attempts=dict(self._job.attempts),
-            done=self._job.done,
+            # What the ledger says now, not what it said when the job was made: no attempt is numbered twice.
+            attempts={**self._job.attempts, **state.attempts(name)},
+            done=tuple(dict.fromkeys([*self._job.done, *state.done(name)])),
             overrides=self._job.overrides,
-            terms=await self._terms(intent.lease),
+            terms=_terms(state, name, intent.lease),
         )
         self._agent = await self._provider.run_agent(handle, job)
         if self._stop is not None:
@@ -222,9 +234,12 @@ class Supervisor:
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
-                last = event if event.type == "session_finished" else last
+                mine = event.session == self._job.plan.name
+                last = event if mine and event.type == "session_finished" else last
                 for trip in await self._budget.observe([event]):
-                    await self._tripped(trip)
+                    # What was added to a held session may trip a gate of its own; the agent ends that alone.
+                    if trip.session in {None, self._job.plan.name}:
+                        await self._tripped(trip)
         except ProviderError:
             if self._gone is None and await self._provider.observe(handle) in {"gone", "preempted"}:
                 self._gone = "the node was taken away"
@@ -235,23 +250,6 @@ class Supervisor:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
         return self._result(last)
-
-    async def _terms(self, lease: str) -> LeaseTerms | None:
-        held = (await self._budget.state()).leases[lease]
-        if held.usd_per_hour is None or held.worst_usd is None or held.deadline_utc_ns is None:
-            return None
-        return LeaseTerms(
-            lease=lease,
-            session=self._job.plan.name,
-            node=held.node,
-            provider=held.provider,
-            usd_per_hour_micro=held.usd_per_hour,
-            granularity_s=held.granularity_s,
-            billing_from_utc_ns=held.billing_from_utc_ns,
-            deadline_utc_ns=held.deadline_utc_ns,
-            worst_usd_micro=held.worst_usd,
-            teardown_reserve_usd_micro=held.teardown_reserve_usd or 0,
-        )
 
     def _result(self, last: NewEvent | None) -> SessionResult:
         name = self._job.plan.name
@@ -328,7 +326,7 @@ class Supervisor:
         )
         unwritten = await self._write(lambda: self._budget.mark_phase(grant.lease, "teardown"))
         unwritten = await self._write(lambda: self._budget.record(asked)) or unwritten
-        if self._agent is not None and self._gone is None:
+        if self._agent is not None and (self._gone is None or self._job.stored):
             result = await self._fetch(handle, result)
         proof = await take_down(self._provider, handle, self._clock)
         if not proof.gone:
@@ -375,7 +373,8 @@ class Supervisor:
                 )
             return result
         last = events[-1] if events else None
-        if result.ending == "failed" and last is not None and last.type == "session_finished":
+        ours = last is not None and last.session == self._job.plan.name
+        if result.ending == "failed" and last is not None and ours and last.type == "session_finished":
             return self._result(last)  # the line was cut; the agent had gone on to its end
         return result
 
@@ -391,6 +390,25 @@ class Supervisor:
             deadline_utc_ns=grant.deadline_utc_ns,
             run_dir=self._job.run_dir,
         )
+
+
+def _terms(state: RunState, session: str, lease: str) -> LeaseTerms | None:
+    """The lease as it stands, or None where its price, worst case or deadline is not known."""
+    held = state.leases[lease]
+    if held.usd_per_hour is None or held.worst_usd is None or held.deadline_utc_ns is None:
+        return None
+    return LeaseTerms(
+        lease=lease,
+        session=session,
+        node=held.node,
+        provider=held.provider,
+        usd_per_hour_micro=held.usd_per_hour,
+        granularity_s=held.granularity_s,
+        billing_from_utc_ns=held.billing_from_utc_ns,
+        deadline_utc_ns=held.deadline_utc_ns,
+        worst_usd_micro=held.worst_usd,
+        teardown_reserve_usd_micro=held.teardown_reserve_usd or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,12 @@ PAYLOADS: Final[dict[str, frozenset[str]]] = {
     "round_voided": frozenset({"round_id", "attempt", "reason"}),
     "round_superseded": frozenset({"round_id", "attempt", "cells", "possibly_spent", "torn_bytes"}),
     "group_stopped": frozenset({"group", "look", "why", "skipped"}),
+    "forecast_made": frozenset({"group", "workload", "method", "best_tok_s", "stop", "forecasts"}),
     "anchor_judged": frozenset({"position", "step_ms", "reference_ms", "drift", "lo", "hi", "ok", "reasons"}),
     "agent_heartbeat": frozenset({"cell", "done", "total"}),
     "session_started": frozenset({"lease", "plan_sha256"}),
     "session_finished": frozenset({"state", "reason"}),
+    "session_held": frozenset({"lease", "until_utc_ns"}),
     # --- gates
     "gate_tripped": frozenset({"gate", "value", "limit", "detail"}),
     "gate_overridden": frozenset({"gate", "reason", "by"}),

@@ -26,6 +26,8 @@ class PhaseMark:
     group: str | None
     round: tuple[str, str, int] | None
     """(session, round id, attempt) that was open when the mark was written."""
+    session: str | None = None
+    """Whose mark it is: the lease's own session, or one that was added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ class Session:
     done: int = 0
     total: int = 0
     open_round: tuple[str, str, int] | None = None
+    held_until_utc_ns: int | None = None
+    """Its plan is done, and its node is kept until then for what is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,9 @@ class RunState:
     boots: Mapping[str, Boot] = field(default_factory=dict)
     anchors: tuple[AnchorJudged, ...] = ()
     stopped_early: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    """By (session, group): `look` (rounds run), `why`, and the round ids `skipped`."""
+    """By (session, group): `look` (rounds run), `quads` of the next, `why`, and the round ids `skipped`."""
+    forecasts: tuple[Mapping[str, Any], ...] = ()
+    """Made before a stage of a ladder ran: the payload of `forecast_made` with `session` and `at_utc_ns`."""
     tripped: tuple[Gate, ...] = ()
     overridden: tuple[Override, ...] = ()
     stop_asked: Mapping[str, Any] | None = None

@@ -14,8 +14,12 @@ from campaign.plan.storage import weights_line
 from campaign.spec.models import Spec
 
 
-def build(spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None) -> CampaignPlan:
+def build(
+    spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None, hold_s: float = 0.0
+) -> CampaignPlan:
     """Plan a campaign. The same arguments give the same plan, byte for byte.
+
+    `hold_s`: how long each node is kept after its last anchor; the lease asked for is that much longer.
 
     `prices`: by node name, e.g. `campaign.plan.cost.declared_prices(spec)`. `prior`: variance components
     from earlier rows; without it the stated defaults are used, and the power rows say so.
@@ -26,7 +30,7 @@ def build(spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None) -
     """
     cap = micro(spec.budget.cap_usd)
     names = sorted(spec.sessions, key=lambda name: spec.sessions[name].priority)
-    outlines = [outline(spec, name, prices[spec.sessions[name].node]) for name in names]
+    outlines = [outline(spec, name, prices[spec.sessions[name].node], hold_s=hold_s) for name in names]
     admitted, waiting = admit(outlines, cap)
     sessions: list[SessionPlan] = []
     power: list[Power] = []
@@ -45,8 +49,19 @@ def build(spec: Spec, prices: Mapping[str, Price], prior: Prior | None = None) -
         power=tuple(power),
         warnings=tuple(dict.fromkeys([*waiting, *warnings])),
         cut=cuts(spec, outlines, cap) if outlines and not admitted else (),
-        assumptions=_assumptions(spec, outlines),
+        assumptions=(*_assumptions(spec, outlines), *_variance(spec, prior)),
         cheapest=tuple(p for s in sessions for p in proposals(spec, s, prior)),
+    )
+
+
+def _variance(spec: Spec, prior: Prior | None) -> tuple[str, ...]:
+    declared = ", ".join(f"{m} {sd:g}" for m, sd in spec.statistics.boot_sd.items())
+    if prior is not None and prior.said:
+        return (f"variance components: estimated from {prior.said}",)
+    if declared:
+        return (f"boot sd: declared ({declared}); other variance components: stated defaults",)
+    return (
+        "variance components: stated defaults; boot sd unknown (no earlier run in the store, none declared)",
     )
 
 

@@ -57,14 +57,14 @@ def cheapest(
 ) -> list[Proposal]:
     """The cheapest number of boots and requests of each design, the cheapest design first.
 
-    Residents (`alternated`) need both arms on the node at once; `blocks` boots them one after another. A design that
-    cannot resolve the difference is left out. `df_boot`: degrees of freedom of the boot sd, where the session brings
+    Residents (`alternated`) need both arms on the node at once; `blocks` boots them one after another; `bracketed` boots
+    each once, and makes sense only where the boot sd is known. A design that cannot resolve the difference is left out. `df_boot`: degrees of freedom of the boot sd, where the session brings
     more than the pair's own.
     """
     found = []
     for design in designs:
         best: Proposal | None = None
-        for boots in range(2, at_most_boots + 1):
+        for boots in (1,) if design == "bracketed" else range(2, at_most_boots + 1):
             if best is not None and price(costs, boots, 3) >= best.usd:
                 break
             slots = needed_slots(

@@ -159,7 +159,7 @@ def group_seconds(
     in_flight = min(concurrency, workload.n)
     batches = waves * math.ceil(workload.n / in_flight)
     work = [t.request_s(workload, in_flight) * batches for t in times]
-    fixed = [t.boot_s + STOP_S + t.request_s(workload) for t in times]
+    fixed = [t.boot_s + STOP_S + t.request_s(workload, in_flight) for t in times]
     resident = design in {"alternated", "duet"}
     if resident and stagger_s is not None:
         ready_s = max(i * stagger_s + t.boot_s for i, t in enumerate(times))
@@ -200,9 +200,11 @@ def request_tokens_usd(arm: Arm, workload: Workload) -> MicroUsd:
     return MicroUsd(math.ceil(exact))
 
 
-def group_tokens_usd(arms: Sequence[Arm], workload: Workload, *, boots: int, waves: int) -> MicroUsd:
-    """The same for a group: every measured request and one warm-up a boot of each arm."""
-    requests = boots * (waves * workload.n + 1)
+def group_tokens_usd(
+    arms: Sequence[Arm], workload: Workload, *, boots: int, waves: int, concurrency: int = 1
+) -> MicroUsd:
+    """The same for a group: every measured request and the warm-up of each boot of each arm."""
+    requests = boots * (waves * workload.n + min(concurrency, workload.n))
     return MicroUsd(sum(request_tokens_usd(arm, workload) for arm in arms) * requests)
 
 
@@ -213,15 +215,16 @@ def lease(
     max_hours: float,
     gates: Gates,
     tokens_usd: MicroUsd = NOTHING,
+    hold_s: float = 0.0,
 ) -> Lease:
-    """Price a session whose groups take `work_s`.
+    """Price a session whose groups take `work_s` and whose node is kept for `hold_s` more.
 
     The worst case is the lease to its deadline with the dead-man's granularity, and the teardown reserve
     beside it, each billed by whole units.
     """
-    wanted = setup_s + work_s
+    wanted = setup_s + work_s + hold_s
     margin = gates.boot_timeout.total_seconds() + gates.request_timeout.total_seconds()
-    length = min(max_hours * 3600, float(math.ceil(wanted * SAFETY + margin)))
+    length = min(max_hours * 3600, float(math.ceil((setup_s + work_s) * SAFETY + margin + hold_s)))
     held = min(wanted, length)
     expected = billed(price, held + TEARDOWN_SHARE * price.teardown_s)
     worst = billed(price, length + price.dead_man_s) + billed(price, price.teardown_s)

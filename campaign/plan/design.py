@@ -39,6 +39,7 @@ class Choice:
             spec.workloads[draft.workload],
             boots=self.boots,
             waves=waves(self.boots, draft.concurrency),
+            concurrency=draft.concurrency,
         )
 
 

@@ -6,7 +6,7 @@ three can be the name of an arm in the file.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -35,6 +35,9 @@ class Draft:
     comparisons: tuple[Comparison, ...]
     load: Load | None = None
     looks: tuple[int, ...] = ()
+    look_quads: tuple[int, ...] = ()
+    forecast: tuple[str, ...] = ()
+    """Arms whose forecasts stand before this stage of a ladder."""
 
 
 def expand(spec: Spec, session: str) -> tuple[Draft, ...]:
@@ -44,7 +47,7 @@ def expand(spec: Spec, session: str) -> tuple[Draft, ...]:
     """
     wanted = spec.sessions[session]
     drafts = [d for name in wanted.pairs for d in _pair(spec, name)]
-    drafts += [_ladder(spec, name) for name in wanted.ladders]
+    drafts += [d for name in wanted.ladders for d in _ladder(spec, name)]
     return tuple(drafts)
 
 
@@ -93,6 +96,7 @@ def _pair(spec: Spec, name: str) -> list[Draft]:
                 (comparison,),
                 load=pair.load if c > 1 else None,
                 looks=pair.looks if c == 1 else (),
+                look_quads=pair.look_quads if c == 1 else (),
             )
         )
     return drafts
@@ -106,7 +110,7 @@ def _other_side(spec: Spec, name: str, pair: Pair) -> ArmPlan:
     return _varied(spec, f"{name}.b", pair.a, pair.vary or {})
 
 
-def _ladder(spec: Spec, name: str) -> Draft:
+def _ladder(spec: Spec, name: str) -> list[Draft]:
     ladder = spec.ladders[name]
     base = named(spec, ladder.base)
     source = ladder.from_ or ladder.base
@@ -121,9 +125,23 @@ def _ladder(spec: Spec, name: str) -> Draft:
                 f"ladders.{name}", arm.name, seen[arm.hash], f"take that value out of ladders.{name}.values"
             )
         seen[arm.hash] = arm.name
+    if not ladder.staged:
+        return [_stage(spec, name, f"ladder.{name}", base, rungs)]
+    # Each stage boots the base and the rung before it again: what is compared is measured in one group.
+    stages = [_stage(spec, name, f"ladder.{name}", base, rungs[:2])]
+    for i in range(2, len(rungs)):
+        stage = _stage(spec, name, f"ladder.{name}@s{i}", base, rungs[i - 1 : i + 1])
+        # The rung before met the base in its own stage.
+        kept = tuple(c for c in stage.comparisons if rungs[i].name in {c.a, c.b})
+        stages.append(replace(stage, comparisons=kept, forecast=tuple(r.name for r in rungs[i:])))
+    return stages
+
+
+def _stage(spec: Spec, name: str, group: str, base: ArmPlan, rungs: Sequence[ArmPlan]) -> Draft:
+    """One group of a ladder: each rung against the base, and neighbours against each other."""
+    ladder = spec.ladders[name]
     against_base = [(base.name, rung.name) for rung in rungs]
     adjacent = [(low.name, high.name) for low, high in pairwise(rungs)]
-    group = f"ladder.{name}"
     comparisons = tuple(
         Comparison(
             f"{name}:{a}|{b}",
@@ -150,6 +168,8 @@ def _ladder(spec: Spec, name: str) -> Draft:
         ladder.design,
         comparisons,
         ladder.load if ladder.concurrency > 1 else None,
+        looks=ladder.looks,
+        look_quads=ladder.look_quads,
     )
 
 

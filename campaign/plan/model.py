@@ -69,8 +69,8 @@ class RoundPlan:
     index: int
     boots: tuple[BootPlan, ...]
     warmup: tuple[RequestPlan, ...]
-    """Stored as their own phase, in the sampling mode and shape of what follows: one request per boot, on
-    the slot after the workload's last (`slot == n`), with a seed that no measured request has."""
+    """Stored as their own phase, in the sampling mode and shape of what follows: one request per boot, a wave of them
+    above concurrency 1, on the slot after the workload's last (`slot == n`), with seeds that no measured request has."""
     sequence: tuple[RequestPlan, ...]
 
 
@@ -79,7 +79,7 @@ class GroupPlan:
     """All rounds of one pair, ladder or anchor at one concurrency."""
 
     name: str
-    """`anchor.first`, `anchor.between1`, `anchor.last`, `ladder.NAME`, `pair.NAME`, `pair.NAME@cN`."""
+    """`anchor.first`, `anchor.between1`, `anchor.last`, `ladder.NAME` (`@sN` a later stage), `pair.NAME`, `pair.NAME@cN`."""
     kind: GroupKind
     design: PlannedDesign
     why: str
@@ -95,6 +95,16 @@ class GroupPlan:
     """Steady or open loop; None for waves and concurrency 1."""
     looks: tuple[int, ...] = ()
     """Rounds after which the group may stop early; empty: it runs to its end."""
+    look_quads: tuple[int, ...] = ()
+    """The same inside rounds: whole quads (two slots on every arm), all rounds of the group counted together."""
+    forecast: tuple[str, ...] = ()
+    """A stage of a ladder: the arms that have not run before it. Their forecasts are written down first, and the
+    group and all stages after it are left out where none of them can win."""
+
+    @property
+    def ladder(self) -> str | None:
+        """The ladder that this is, or is a stage of."""
+        return self.name.removeprefix("ladder.").partition("@")[0] if self.kind == "ladder" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,10 @@ class SessionPlan:
     """Length of the lease asked for: at most the node's `max_hours`."""
     tokens_usd: MicroUsd = NOTHING
     """Most that tokens of priced endpoints come to; part of `usd_worst`, and of `usd_expected` as expected."""
+    hold_s: float = 0.0
+    """Time the node is kept after its last anchor, for arms that are added; part of the lease."""
+    exploratory: bool = False
+    """Added while the run was going on: nothing of it was registered before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,8 @@ class Power:
     """Smallest difference found with 80 % power at the two-sided 5 % level."""
     rule_pct: float
     """The margin of the spec."""
-    source: Literal["prior", "default"]
+    source: Literal["prior", "default", "declared"]
+    """Of the boot variance: earlier runs, stated defaults (the store knows nothing), or the spec."""
 
 
 @dataclass(frozen=True, slots=True)

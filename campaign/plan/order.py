@@ -39,6 +39,11 @@ class Layout:
     load: Load | None = None
 
     @property
+    def warm(self) -> int:
+        """Warm-up requests of a boot: as many as will be in flight together."""
+        return min(self.concurrency, self.slots)
+
+    @property
     def waves(self) -> int:
         """Times the slot set is run per boot, ramp and tail included."""
         plan = load_plan(self.load, self.concurrency, self.slots)
@@ -70,6 +75,7 @@ def build_rounds(design: PlannedDesign, layout: Layout) -> tuple[RoundPlan, ...]
         layout.slots,
         layout.boots * layout.waves,
         max(layout.sides) + 1,
+        layout.warm,
     )
     if design in {"alternated", "duet"}:
         return tuple(_resident_round(layout, design, r, seeds) for r in range(layout.boots))
@@ -143,7 +149,7 @@ def _resident_round(layout: Layout, design: PlannedDesign, index: int, seeds: Se
     where = {arm: (f"p{p}", gpus) for p, (arm, gpus) in enumerate(zip(placed, lists, strict=True))}
     # Booted in place order: what the second start on a node suffers belongs to the place.
     boots = tuple(BootPlan(layout.arms[arm], index, *where[arm]) for arm in placed)
-    warmup = tuple(_warmup(layout, arm, index, seeds, i) for i, arm in enumerate(order))
+    warmup = tuple(q for i, arm in enumerate(order) for q in _warmup(layout, arm, index, seeds, i))
     return RoundPlan(
         f"{layout.group}/r{index}", index, boots, warmup, _sequence(layout, design, index, order, seeds)
     )
@@ -188,7 +194,7 @@ def _single_round(layout: Layout, index: int, arm: int, boot: int, seeds: Seeds)
         f"{layout.group}/r{index}",
         index,
         (BootPlan(name, boot, "p0", gpus),),
-        (_warmup(layout, arm, boot, seeds, 0),),
+        _warmup(layout, arm, boot, seeds, 0),
         sequence,
     )
 
@@ -217,7 +223,13 @@ def _run(layout: Layout, arm: int, boot: int, seeds: Seeds) -> list[RequestPlan]
     ]
 
 
-def _warmup(layout: Layout, arm: int, boot: int, seeds: Seeds, order: int) -> RequestPlan:
-    """One request per boot, on the slot after the last and a seed of its own, sampled like the rest."""
-    slot = layout.slots
-    return RequestPlan(layout.arms[arm], slot, seeds[slot, boot * layout.waves, layout.sides[arm]], order, 0)
+def _warmup(layout: Layout, arm: int, boot: int, seeds: Seeds, order: int) -> tuple[RequestPlan, ...]:
+    """One request per boot, a wave of them above concurrency 1, on the slot after the last, sampled like the rest.
+
+    Each has a seed of its own. One request would leave the batch sizes that are measured cold.
+    """
+    repeat, side = boot * layout.waves, layout.sides[arm]
+    return tuple(
+        RequestPlan(layout.arms[arm], layout.slots, seeds[layout.slots + i, repeat, side], order, 0)
+        for i in range(layout.warm)
+    )

@@ -37,6 +37,8 @@ class Outline:
     groups: tuple[tuple[str, Choice], ...]
     """(name, choice) in running order, anchors among them."""
     lease: Lease
+    hold_s: float = 0.0
+    """Time the node is kept after the last anchor."""
 
     @property
     def drafts(self) -> tuple[Draft, ...]:
@@ -52,7 +54,9 @@ class Outline:
         )
 
 
-def outline(spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None = None) -> Outline:
+def outline(
+    spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None = None, hold_s: float = 0.0
+) -> Outline:
     """Design, order and price of a session's groups; `drafts` replaces what the file asks for."""
     node = spec.sessions[name].node
     work = tuple(expand(spec, name) if drafts is None else drafts)
@@ -64,8 +68,8 @@ def outline(spec: Spec, name: str, price: Price, drafts: Iterable[Draft] | None 
     setup_s = SETUP_S[spec.nodes[node].provider] + load_s(spec, node, arms)
     work_s = sum(c.seconds for _, c in groups)
     tokens = MicroUsd(sum(c.tokens_usd(spec) for _, c in groups))
-    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates, tokens)
-    return Outline(name, node, price, setup_s, groups, terms)
+    terms = lease(work_s, setup_s, price, float(spec.nodes[node].max_hours), spec.gates, tokens, hold_s)
+    return Outline(name, node, price, setup_s, groups, terms, hold_s)
 
 
 def _with_anchors(spec: Spec, chosen: list[Choice], reference: Choice) -> tuple[tuple[str, Choice], ...]:
@@ -104,6 +108,8 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
                 usd_expected=share,
                 load=load_plan(draft.load, draft.concurrency, spec.workloads[draft.workload].n),
                 looks=draft.looks if choice.design in RESIDENT else (),
+                look_quads=draft.look_quads if choice.design == "alternated" else (),
+                forecast=draft.forecast,
             )
         )
     rounds = [r for g in groups for r in g.rounds]
@@ -123,6 +129,7 @@ def session_plan(spec: Spec, session: Outline) -> SessionPlan:
         usd_worst=terms.usd_worst,
         worst_seconds=terms.lease_s,
         tokens_usd=terms.tokens_usd,
+        hold_s=session.hold_s,
     )
 
 
@@ -131,4 +138,4 @@ def _held(session: Outline) -> list[float]:
     parts = [session.setup_s, *(c.seconds for _, c in session.groups)]
     ends = [min(end, session.lease.lease_s) for end in accumulate(parts, initial=0.0)]
     held = [after - before for before, after in pairwise(ends)]
-    return [*held, TEARDOWN_SHARE * session.price.teardown_s]
+    return [*held, session.hold_s + TEARDOWN_SHARE * session.price.teardown_s]

@@ -41,8 +41,15 @@ class Prior:
     """Degrees of freedom behind `boot_sd`; absent where it is stated and not estimated."""
     session_sd: Mapping[Metric, float] = field(default_factory=dict)
     """Between sessions (node draws) of one arm; used across runs only."""
-    source: Literal["prior", "default"] = "prior"
-    """`prior`: from earlier rows; `default`: stated below."""
+    boot_signed: Mapping[Metric, float] = field(default_factory=dict)
+    """The boot variance as it was estimated: a difference of mean squares, below zero where requests drown the boots.
+    `boot_sd` squared, cut off at zero, would be too large on average."""
+    boot_n: Mapping[Metric, float] = field(default_factory=dict)
+    """Blocks a boot behind that estimate: few of them make it a noisy one, whatever its degrees of freedom."""
+    source: Literal["prior", "default", "declared"] = "prior"
+    """`prior`: from earlier rows; `default`: stated below; `declared`: boots by the spec, the rest as stated below."""
+    said: str = ""
+    """Which earlier runs, in words; empty for the defaults."""
 
 
 _CPU = Prior(

@@ -1,5 +1,7 @@
 """For each planned comparison, the cheapest design that would resolve its margin."""
 
+from dataclasses import replace
+
 from campaign.money import MicroUsd, micro
 from campaign.plan.cheapest import Costs, cheapest
 from campaign.plan.cost import arm_times
@@ -19,6 +21,10 @@ def proposals(spec: Spec, session: SessionPlan, prior: Prior | None) -> list[Che
             continue
         on_gpu = any(b.gpus for r in group.rounds for b in r.boots)
         used = prior or default_prior("gpu" if on_gpu else "cpu")
+        declared = spec.statistics.boot_sd.get(c.primary)
+        boots_known = c.primary in used.boot_df
+        if declared is not None and not boots_known:
+            used, boots_known = replace(used, boot_sd={**used.boot_sd, c.primary: declared}), True
         workload = spec.workloads[c.workload]
         times = [arm_times(session.arms[a].config, workload) for a in (c.a, c.b)]
         request_s = sum(
@@ -26,7 +32,7 @@ def proposals(spec: Spec, session: SessionPlan, prior: Prior | None) -> list[Che
         ) / len(times)
         boot_s = sum(t.boot_s for t in times) / len(times)
         resident = any(len(r.boots) > 1 for r in group.rounds)
-        key = (c.primary, c.margin, on_gpu, resident, round(boot_s, 3), round(request_s, 3))
+        key = (c.primary, c.margin, on_gpu, resident, boots_known, round(boot_s, 3), round(request_s, 3))
         if key not in known:
             costs = Costs(boot_s, request_s, session.usd_per_hour / 1e6)
             known[key] = [
@@ -37,7 +43,11 @@ def proposals(spec: Spec, session: SessionPlan, prior: Prior | None) -> list[Che
                     used,
                     costs,
                     # What cannot reside on this node is not proposed for it.
-                    designs=("alternated", "blocks") if resident else ("blocks",),
+                    designs=(
+                        *(("alternated",) if resident else ()),
+                        "blocks",
+                        *(("bracketed",) if boots_known else ()),
+                    ),
                     at_most_boots=16,
                 )
             ]

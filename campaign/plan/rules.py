@@ -1,8 +1,10 @@
 """What the planned comparisons can resolve, and where a plan is weaker than what is asked of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from campaign.plan.cost import SAFETY
 from campaign.plan.model import Comparison, GroupPlan, Power, SessionPlan
 from campaign.plan.outline import Outline
 from campaign.plan.power import RESIDENT, Prior, default_prior, resolvable, session_boot_df
@@ -96,8 +98,9 @@ class Resolution:
         prior = self.prior or default_prior("gpu" if on_gpu else "cpu")
         df = session_boot_df(self.session.groups, resident=group.design in RESIDENT)
         declared = self.spec.statistics.boot_sd.get(metric)
-        if declared is not None and df == 0:
-            return replace(prior, boot_sd={**prior.boot_sd, metric: declared}), 0.0
+        if declared is not None and (df == 0 or prior.source == "default"):
+            known = replace(prior, boot_sd={**prior.boot_sd, metric: declared}, source="declared")
+            return known, 0.0
         return prior, df + prior.boot_df.get(metric, 0.0)
 
     def _resolvable(
@@ -127,6 +130,10 @@ def shape_warnings(spec: Spec, session: SessionPlan, outlined: Outline) -> tuple
                 f"{draft.where}: n {workload.n} and boots {choice.boots} are both odd, so the order is not in "
                 "whole ABBA quads; make one of them even"
             )
+        if draft.look_quads and choice.design != "alternated":
+            found.append(
+                f"{draft.where}: look_quads are taken only where arms alternate; {choice.design} has no quads"
+            )
         if draft.looks and choice.design not in RESIDENT:
             found.append(
                 f"{draft.where}: looks are taken only where both arms are resident; {choice.design} runs whole"
@@ -135,9 +142,16 @@ def shape_warnings(spec: Spec, session: SessionPlan, outlined: Outline) -> tuple
     if outlined.lease.wanted_s > outlined.lease.lease_s:
         found.append(
             f"session {session.name} wants {span(outlined.lease.wanted_s)} and nodes.{session.node}.max_hours "
-            f"allows {span(outlined.lease.lease_s)}: {', '.join(outlined.unreached())} will not finish"
+            f"allows {span(outlined.lease.lease_s)}: {', '.join(outlined.unreached())} will not finish; "
+            f"set nodes.{session.node}.max_hours to {_hours(spec, outlined):g}"
         )
     return tuple(dict.fromkeys(found))
+
+
+def _hours(spec: Spec, outlined: Outline) -> float:
+    """What `max_hours` would hold the lease that the plan asks for, in hours, rounded up."""
+    margin = spec.gates.boot_timeout.total_seconds() + spec.gates.request_timeout.total_seconds()
+    return math.ceil((outlined.lease.wanted_s * SAFETY + margin) / 36) / 100
 
 
 def _no_aa(groups: Sequence[GroupPlan]) -> list[str]:

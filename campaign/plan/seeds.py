@@ -10,8 +10,10 @@ Seeds = Mapping[tuple[int, int, int], int]
 """(slot, repeat, side) -> seed."""
 
 
-def seed_table(workload_seed: int, workload: str, slots: int, repeats: int, sides: int = 1) -> Seeds:
-    """Seeds of every request of a group, those of the warm-up among them (slot `slots`).
+def seed_table(
+    workload_seed: int, workload: str, slots: int, repeats: int, sides: int = 1, warm: int = 1
+) -> Seeds:
+    """Seeds of every request of a group, those of the warm-up among them (`warm` slots from `slots` on).
 
     A repeat is one run of the slot set: the boot's index at concurrency 1, boot and wave above. Arms that are
     compared share a side, so they share seeds; the two sides of an A/A do not. Each seed is the head of
@@ -21,7 +23,7 @@ def seed_table(workload_seed: int, workload: str, slots: int, repeats: int, side
     used: set[int] = {0}  # an engine may read 0 as `not given`
     table: dict[tuple[int, int, int], int] = {}
     for repeat in range(repeats):
-        for slot in range(slots + 1):
+        for slot in range(slots + warm):
             for side in range(sides):
                 seed, attempt = 0, 0
                 while seed in used:

@@ -141,7 +141,7 @@ def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") 
     for session in plan.sessions:
         console.print()
         console.print(_session_line(plan, session))
-        console.print(_groups(session, many=len(plan.sessions) > 1))
+        console.print(_groups(session, many=len(plan.sessions) > 1, narrow=console.width < 76))
         for group in session.groups:
             if group.kind != "anchor":
                 why = Text.assemble((f"  {group.name} ", "bold"), (f"{group.design}: ", "cyan"), group.why)
@@ -149,6 +149,9 @@ def render(plan: CampaignPlan, defaults: Mapping[str, Any], console: "Console") 
     console.print()
     if plan.power:
         console.print(_power(plan))
+        console.print()
+    if plan.cheapest:
+        console.print(_cheapest(plan, narrow=console.width < 76))
         console.print()
     _section(console, "warnings", plan.warnings, "yellow")
     console.print(_outlook(plan))
@@ -182,7 +185,12 @@ def _table(title: str, *columns: str) -> "Table":
     for column in columns:
         right = column.startswith(">")
         table.add_column(
-            column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            # Names fold last: `anchor.between1` stays whole where there is any room.
+            min_width=15 if column in {"group", "comparison"} else None,
         )
     return table
 
@@ -196,20 +204,15 @@ def _session_line(plan: CampaignPlan, s: SessionPlan) -> str:
     )
 
 
-def _groups(session: SessionPlan, *, many: bool) -> "Table":
+def _groups(session: SessionPlan, *, many: bool, narrow: bool) -> "Table":
     title = f"groups of session {session.name}" if many else "groups, in running order"
-    table = _table(title, "group", "arms", ">boots", ">requests", ">time", ">$")
+    counts = () if narrow else (">boots", ">requests")
+    table = _table(title, "group", "arms", *counts, ">time", ">$")
     for g in session.groups:
-        table.add_row(
-            g.name,
-            ", ".join(g.arms),
-            str(boots(g)),
-            str(requests(g)),
-            span(g.seconds),
-            dollars(g.usd_expected),
-        )
+        counted = () if narrow else (str(boots(g)), str(requests(g)))
+        table.add_row(g.name, ", ".join(g.arms), *counted, span(g.seconds), dollars(g.usd_expected))
     rest = session.usd_expected - sum(g.usd_expected for g in session.groups)
-    table.add_row("setup, teardown", "", "", "", "", dollars(rest), style="dim")
+    table.add_row("setup, teardown", *("" for _ in table.columns[2:]), dollars(rest), style="dim")
     return table
 
 
@@ -217,7 +220,11 @@ def _power(plan: CampaignPlan) -> "Table":
     """One row a comparison: what each metric resolves, against the margin."""
     metrics = list(dict.fromkeys(p.metric for p in plan.power))
     sources = {p.source for p in plan.power}
-    origin = {"prior": "from earlier rows", "default": "from stated defaults"}
+    origin = {
+        "prior": "from earlier rows",
+        "default": "from stated defaults (boot variance unknown)",
+        "declared": "with the boot sd that the file declares",
+    }
     title = "smallest difference found with 80 % power, " + " and ".join(origin[s] for s in sorted(sources))
     table = _table(title, "comparison", ">n", ">boots", ">margin", *(f">{m}" for m in metrics))
     rows: dict[str, dict[str, Power]] = {}
@@ -228,6 +235,23 @@ def _power(plan: CampaignPlan) -> "Table":
         cells = [f"{found[m].resolvable_pct:.1f} %" if m in found else "" for m in metrics]
         style = "yellow" if first.resolvable_pct > first.rule_pct else ""
         table.add_row(pair, str(first.n), str(first.boots), f"{first.rule_pct:g} %", *cells, style=style)
+    return table
+
+
+def _cheapest(plan: CampaignPlan, *, narrow: bool) -> "Table":
+    """One row a comparison: the least money that resolves its margin, beside what the file plans."""
+    title = "cheapest design that resolves the margin"
+    table = _table(
+        title, "comparison", "wanted", "design", ">$", *(() if narrow else (">planned $", ">time"))
+    )
+    for c in plan.cheapest:
+        wanted, design = f"{c.metric} {c.difference_pct:g} %", f"{c.design}, {c.boots} boots of {c.n}"
+        more = () if narrow else (dollars(c.usd_planned), span(60 * c.minutes))
+        table.add_row(c.pair, wanted, design, dollars(c.usd), *more)
+    without = sorted({p.pair for p in plan.power} - {c.pair for c in plan.cheapest})
+    if without:
+        table.caption = f"no design resolves the margin of {', '.join(without)}"
+        table.caption_justify = "left"
     return table
 
 

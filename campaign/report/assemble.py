@@ -4,18 +4,23 @@ Works at any moment of a run. Nothing is taken from an earlier report: every num
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from campaign.analysis.conclude import Conclusions, conclude
 from campaign.analysis.drift import Past
+from campaign.analysis.looks import Stop
+from campaign.analysis.model import Verdict
 from campaign.budget.spend import spend, spend_json
+from campaign.fleet import past
 from campaign.ledger.lock import holder
 from campaign.ledger.state import RunState
 from campaign.money import usd
 from campaign.plan.model import CampaignPlan
-from campaign.report import facts, past, queries
+from campaign.report import facts, queries
 from campaign.report.further import further
+from campaign.report.instrument import instrument
 from campaign.report.model import Report, Source, verdict_key
 from campaign.store.row import RequestRow
 from campaign.store.run import Run
@@ -39,7 +44,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
     cpu = all(r.gpu_set == "cpu" for r in rows)
     simulated = bool(created.get("simulated")) or any(r.simulated for r in rows)
     before = [] if simulated or created.get("imported") else _past_rows(run, state, cpu=cpu)
-    known = past.prior_of(before, cpu=cpu)
+    known = past.prior_of(before, cpu=cpu, arm_hashes=past.hashes(plan))
     usd_by_group = {key: usd(amount) for key, amount in money.groups.items()}
     found = conclude(
         # Void rows too: why they are void decides what becomes of a comparison.
@@ -53,9 +58,10 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         overridden={s.name: _overridden(state, s.name) for s in plan.sessions},
         prior=known,
         past=_past_anchors(before, valid),
-        stopped={key: int(e["look"]) for key, e in state.stopped_early.items()},
+        stopped={key: Stop.of(e) for key, e in state.stopped_early.items()},
         cells=facts.cell_counters(events),
     )
+    found = replace(found, verdicts=_labelled(found.verdicts, plan))
     head = events[-1]
     return Report(
         run=run.dir.name,
@@ -82,9 +88,10 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
         ladders=facts.ladders(spec, plan),
         spend=spend_json(money),
         spend_points=facts.spend_points(money),
+        risk_points=facts.risk_points(events),
         plan_actual=facts.plan_actual(plan, state, money, rows, valid),
         gates=facts.gates(events),
-        warnings=facts.warnings(state),
+        warnings=facts.warnings(state, events),
         plan_warnings=tuple(facts.plain(w) for w in plan.warnings),
         labels=facts.labels(plan),
         further=further(
@@ -96,12 +103,23 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             declared=spec.statistics.boot_sd,
             prior=known,
             stopped=state.stopped_early,
+            forecasts=state.forecasts,
             billed_s={s.session: s.hours * 3600 for s in money.sessions if s.hours},
         ),
+        instrument=instrument(run.dir, ((x.session or "?", x.id) for x in state.leases.values()), events),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),
         sources=_sources(
             found, plan, valid, {t: sum(e.type == t for e in events) for t in (*_MONEY, "boot_ready")}
         ),
+    )
+
+
+def _labelled(verdicts: Sequence[Verdict], plan: CampaignPlan) -> tuple[Verdict, ...]:
+    """What was added while the run went on was not registered before it, and says so."""
+    added = {s.name for s in plan.sessions if s.exploratory}
+    return tuple(
+        replace(v, reasons=tuple(sorted({*v.reasons, "exploratory"}))) if v.session in added else v
+        for v in verdicts
     )
 
 
@@ -164,7 +182,7 @@ def _sources(
     for s in found.speculation:
         inputs = sum(
             r.session == s.session
-            and r.group == f"ladder.{s.ladder}"
+            and r.group.partition("@")[0] == f"ladder.{s.ladder}"
             and r.phase == "measure"
             and r.state == "ok"
             for r in valid

@@ -18,6 +18,7 @@ class Further:
     economics: list[dict[str, Any]] = field(default_factory=list)
     frontiers: list[dict[str, Any]] = field(default_factory=list)
     looks: list[dict[str, Any]] = field(default_factory=list)
+    forecasts: list[dict[str, Any]] = field(default_factory=list)
     energy: list[dict[str, Any]] = field(default_factory=list)
     gpu_idle: list[dict[str, Any]] = field(default_factory=list)
     sentences: tuple[tuple[str, str], ...] = ()

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from campaign.budget.machine import committed
 from campaign.budget.spend import Interval, Spend
 from campaign.ledger.events import Event
-from campaign.ledger.state import RunState
+from campaign.ledger.state import RunState, apply
 from campaign.money import usd
 from campaign.plan.model import CampaignPlan
 from campaign.report.model import (
@@ -129,10 +130,12 @@ def ladders(spec: Spec, plan: CampaignPlan) -> dict[str, tuple[LadderRung, ...]]
     found: dict[str, tuple[LadderRung, ...]] = {}
     for session in plan.sessions:
         for group in session.groups:
-            name = group.name.removeprefix("ladder.")
-            if group.kind != "ladder" or name not in spec.ladders:
+            name = group.ladder
+            if name is None or name not in spec.ladders or name in found:
                 continue
-            base, *rungs = group.arms
+            # A ladder in stages has its rungs in several groups, in order.
+            stages = [g for g in session.groups if g.ladder == name]
+            base, *rungs = dict.fromkeys(arm for g in stages for arm in g.arms)
             values = spec.ladders[name].values
             found[name] = (
                 LadderRung(name, base, None),
@@ -184,6 +187,21 @@ def spend_points(money: Spend) -> tuple[SpendPoint, ...]:
     )
 
 
+def risk_points(events: Sequence[Event]) -> tuple[SpendPoint, ...]:
+    """What was committed after each event that changed it; where it is unknown there is no point."""
+    state, points = RunState(), []
+    for event in events:
+        state = apply(state, event)
+        if event.type in _RISKS:
+            risk = committed(state, event.utc_ns)
+            if risk is not None:
+                points.append(SpendPoint(event.utc_ns, usd(risk)))
+    return tuple(points)
+
+
+_RISKS = frozenset({"lease_intent", "lease_opened", "lease_extended", "lease_settled", "tokens_billed"})
+
+
 def _until(interval: Interval, at_utc_ns: int) -> int:
     """Micro-dollars of an interval up to a moment inside or outside it."""
     length = interval.end_utc_ns - interval.start_utc_ns
@@ -229,7 +247,10 @@ def plan_actual(
     return tuple(found)
 
 
-def warnings(state: RunState) -> tuple[str, ...]:
+_SHOWN = 5
+
+
+def warnings(state: RunState, events: Sequence[Event] = ()) -> tuple[str, ...]:
     """What a careful reader should know: refusals, nodes not proven gone, rounds voided or done again."""
     said = [
         f"Session {r.get('session')} was refused a lease on {r.get('node')}: {plain(r.get('why'))}."
@@ -242,9 +263,19 @@ def warnings(state: RunState) -> tuple[str, ...]:
                 f"Lease {lease.id} may still bill: {plain(lease.unreachable_why)}. Check by hand: {by_hand}"
             )
     ended = Counter(state.attempt_states.values())
-    if ended["voided"]:
-        last = next((plain(r.reason) for r in state.rounds.values() if r.state == "voided" and r.reason), "")
-        said.append(f"{ended['voided']} round(s) were voided{': ' + last if last else ''}.")
+    why = {
+        (e.session, e.payload["round_id"], e.payload["attempt"]): plain(e.payload["reason"])
+        for e in events
+        if e.type == "round_voided"
+    }
+    voided = [key for key, ended_ in state.attempt_states.items() if ended_ == "voided"]
+    for session, id_, attempt in voided[:_SHOWN]:
+        reason = why.get((session, id_, attempt)) or plain(state.rounds[session, id_].reason)
+        said.append(
+            f"Round {id_} of {session}, attempt {attempt}, was voided: {reason or 'no reason given'}."
+        )
+    if len(voided) > _SHOWN:
+        said.append(f"{len(voided) - _SHOWN} further round(s) were voided.")
     if ended["superseded"]:
         said.append(
             f"{ended['superseded']} interrupted round(s) were done again; their rows are kept as superseded."

@@ -1,25 +1,33 @@
 """Forecasts of depths that have not run: stored before, scored after.
 
 `STORE/forecasts.jsonl`, one line a forecast, appended and never changed; each line holds the hash of the one before it.
-A forecast is scored against runs of the store that were created after it, on the same method, depth and workload.
+A forecast is scored on the same method, depth and workload, in time order: against what ran after it was made.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from campaign.analysis.decompose import Drafter
-from campaign.analysis.forecast import Forecast, Score, forecast, forecast_json, none_can_win, score
-from campaign.analysis.variance import usable
+from campaign.analysis.forecast import (
+    Forecast,
+    Score,
+    aggregate,
+    forecast,
+    forecast_json,
+    mean_tau,
+    none_can_win,
+    score,
+)
 from campaign.clock import Clock, iso
 from campaign.errors import CampaignError, StoreError, UserError
 from campaign.report.further import drafters
 from campaign.store.jsonl import describe
 from campaign.store.layout import RunDir
-from campaign.store.row import RequestRow
 from campaign.store.run import Run
 
 FILE = "forecasts.jsonl"
@@ -42,7 +50,7 @@ def make(run: Run, depths: Sequence[int], clock: Clock) -> list[dict[str, Any]]:
                 if len(ran) < 2 or not new:
                     continue
                 said = forecast(here, of, new)
-                best = max((v for a in of if (v := _rate(here, a.name)) is not None), default=None)
+                best = max((v for a in of if (v := aggregate(here, a.name)) is not None), default=None)
                 found += [_entry(run, session.name, method, workload, f, best, said, clock) for f in said]
     if not found:
         raise UserError(
@@ -59,18 +67,6 @@ def _entry(
         "at": iso(clock.utc_ns()), "at_utc_ns": clock.utc_ns(), "run": run.name, "session": session, "method": method,
         "workload": workload, "best_tok_s": best, "stop": None if best is None else none_can_win(all_, best),
     } | forecast_json(f)  # fmt: skip
-
-
-def _rate(rows: Sequence[RequestRow], arm: str) -> float | None:
-    good = [r for r in rows if r.arm == arm and usable(r) and r.window_ms and r.tokens_in_window]
-    window = math.fsum(r.window_ms or 0 for r in good)
-    return 1000 * sum(r.tokens_in_window or 0 for r in good) / window if window > 0 else None
-
-
-def _tau(rows: Sequence[RequestRow], arm: str) -> float | None:
-    good = [r for r in rows if r.arm == arm and usable(r) and r.drafts and r.accepted is not None]
-    drafts = sum(r.drafts or 0 for r in good)
-    return 1 + sum(r.accepted or 0 for r in good) / drafts if drafts else None
 
 
 def append(store: Path, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -116,45 +112,86 @@ def load(store: Path) -> list[dict[str, Any]]:
     return found
 
 
-def scored(store: Path) -> list[tuple[dict[str, Any], str, list[Score]]]:
-    """(forecast, run it is scored on, scores): every stored forecast that something ran after."""
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One forecast and what came of it."""
+
+    entry: Mapping[str, Any]
+    on: str
+    """RUN/SESSION it is scored on."""
+    scores: Sequence[Score]
+    retrospective: bool
+    """The data were recorded before the forecast was made (an import): it was not said in advance."""
+
+
+def scored(store: Path) -> list[Scored]:
+    """Every forecast of the store against the sessions that came after what it was made from, oldest first.
+
+    Forecasts stand in `STORE/forecasts.jsonl`, and in the ledgers of runs whose ladders ran in stages. A session of
+    another run counts where that run was created after the forecast. Sessions of one imported run have no clock of
+    their own: the files' order is theirs, and what comes later in it counts, as `retrospective`.
+    """
     entries = load(store)
-    found = []
-    for ledger in sorted(store.glob("*/ledger.db")) if entries else ():
+    runs: list[tuple[int, Run, Mapping[str, Any]]] = []
+    for ledger in sorted(store.glob("*/ledger.db")):
         run = Run(RunDir(ledger.parent.resolve()))
         try:
-            created = run.events()[0].utc_ns
-            rows, sessions = run.requests().rows(), run.plan().sessions
+            created = run.events()[0]
+            made = run.state().forecasts
         except (CampaignError, IndexError):
             continue
+        runs.append((created.utc_ns, run, created.payload))
+        entries += [
+            {k: v for k, v in said.items() if k != "forecasts"} | {"run": run.name} | f
+            for said in made
+            for f in said["forecasts"]
+        ]
+    found: list[tuple[tuple[int, int], Scored]] = []
+    for created_ns, run, payload in sorted(runs, key=lambda r: (r[0], r[1].name)) if entries else ():
+        try:
+            rows, sessions = run.requests().rows(), run.plan().sessions
+        except CampaignError:
+            continue
+        order = {s.name: i for i, s in enumerate(sessions)}
         for entry in entries:
-            if created <= entry["at_utc_ns"]:
+            own = entry["run"] == run.name
+            imported = bool(payload.get("imported"))
+            if not own and created_ns <= entry["at_utc_ns"]:
                 continue
             for session in sessions:
-                arm = _arm(drafters(session), entry)
+                staged = own and "group" in entry and session.name == entry["session"]
+                later = own and imported and order[session.name] > order.get(entry["session"], len(order))
+                if own and not staged and not later:
+                    continue
+                arm = entry["arm"] if staged else _arm(drafters(session), entry)
                 mine = [
                     r for r in rows
                     if r.session == session.name and r.workload == entry["workload"] and r.concurrency == 1
                 ]  # fmt: skip
-                if arm is not None and any(r.arm == arm for r in mine):
-                    scores = score(entry, _tau(mine, arm), _rate(mine, arm))
-                    found.append((entry, f"{run.name}/{session.name}", scores))
-    return found
+                if arm is None or not any(r.arm == arm for r in mine):
+                    continue
+                scores = score(entry, mean_tau(mine, arm), aggregate(mine, arm))
+                on = f"{run.name}/{session.name}"
+                when = (int(entry["at_utc_ns"]), order[session.name])
+                found.append((when, Scored(entry, on, scores, retrospective=imported)))
+    return [s for _, s in sorted(found, key=lambda f: f[0])]
 
 
 def _arm(arms: Sequence[Drafter], entry: Mapping[str, Any]) -> str | None:
     return next((a.name for a in arms if a.method == entry["method"] and a.depth == entry["depth"]), None)
 
 
-def calibration(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """By quantity: how many forecasts, and how many came inside their 95 % interval."""
+def calibration(scored_: Sequence[Scored]) -> list[dict[str, Any]]:
+    """By quantity, and apart what was said in advance: how many forecasts, how many inside their 95 % interval."""
     out = []
-    for quantity in ("tau", "tok_s"):
-        mine = [s for s in scores if s.quantity == quantity]
+    for quantity, before in ((q, b) for b in (False, True) for q in ("tau", "tok_s")):
+        mine = [s for x in scored_ if x.retrospective == before for s in x.scores if s.quantity == quantity]
+        if before and not mine:
+            continue
         errors = [abs(s.came / s.said - 1) for s in mine if s.said]
         out.append(
             {
-                "quantity": quantity, "n": len(mine), "inside": sum(s.inside for s in mine), "stated": 0.95,
+                "quantity": quantity, "retrospective": before, "n": len(mine), "inside": sum(s.inside for s in mine), "stated": 0.95,
                 "mean_error_pct": 100 * math.fsum(errors) / len(errors) if errors else None,
             }
         )  # fmt: skip

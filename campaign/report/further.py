@@ -17,6 +17,8 @@ from campaign.analysis.composite import composite
 from campaign.analysis.decompose import Decomposition, Drafter, decompose, decomposition_json
 from campaign.analysis.economics import CellEconomics, Point, economics, iso
 from campaign.analysis.estimate import Estimate, ratio
+from campaign.analysis.forecast import aggregate, mean_tau, score
+from campaign.analysis.looks import Stop
 from campaign.analysis.model import Verdict
 from campaign.analysis.pairs import boot_sd, compare, pool_for
 from campaign.analysis.power import ArmPower, energy, idle
@@ -41,6 +43,7 @@ def further(
     declared: Mapping[Metric, float],
     prior: Prior | None,
     stopped: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
+    forecasts: Sequence[Mapping[str, Any]] = (),
     billed_s: Mapping[str, float] | None = None,
 ) -> Further:
     """Everything beside the verdicts. rows: valid ones."""
@@ -83,6 +86,7 @@ def further(
         economics=[asdict(e) | {"reasons": list(e.reasons)} for e in money],
         frontiers=_frontiers(money, said),
         looks=_looks(plan, stopped or {}, said),
+        forecasts=_forecasts(forecasts, measured, said),
         sentences=tuple(said),
     )
 
@@ -112,29 +116,84 @@ def _looks(
             event = stopped.get((session.name, group.name))
             if event is None:
                 continue
-            look = int(event["look"])
-            gone = group.rounds[look:]
-            planned = sum(len(r.sequence) for r in group.rounds)
+            stop = Stop.of(event)
+            ran = stop.cut(group).rounds
             got = saved(
-                planned,
-                planned - sum(len(r.sequence) for r in gone),
+                sum(len(r.sequence) for r in group.rounds),
+                sum(len(r.sequence) for r in ran),
                 sum(len(r.boots) for r in group.rounds),
-                sum(len(r.boots) for r in group.rounds[:look]),
+                sum(len(r.boots) for r in ran),
                 group.usd_expected / 1e6,
             )
             found.append(
-                {"session": session.name, "group": group.name, "look": look, "why": event["why"],
-                 "requests_saved": got.requests, "boots_saved": got.boots, "usd_saved": got.usd}
+                {"session": session.name, "group": group.name, "look": stop.rounds, "quads": stop.quads,
+                 "why": event["why"], "requests_saved": got.requests, "boots_saved": got.boots, "usd_saved": got.usd}
             )  # fmt: skip
+            within = f" and {stop.quads} quads" if stop.quads else ""
+            where = f"after round {stop.rounds}{within} of {len(group.rounds)}" if ran else "before it began"
             said.append(
                 (
                     "stopped early",
                     (
-                        f"{group.name} after round {look} of {len(group.rounds)} ({event['why']}): {got.requests} requests, "
+                        f"{group.name} {where} ({_WHY.get(event['why'], event['why'])}): {got.requests} requests, "
                         f"{got.boots} boots and about {words.dollars(got.usd)} less than the fixed plan"
                     ),
                 )
             )
+    return found
+
+
+_WHY = {
+    "decided": "every comparison is decided",
+    "forecast": "no deeper arm can reach the best rate so far, by the forecast",
+}
+
+
+def _forecasts(
+    made: Sequence[Mapping[str, Any]], rows: Sequence[RequestRow], said: list[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """Forecasts written down before a stage ran, each against what came."""
+    found = []
+    for entry in made:
+        mine = [r for r in rows if r.session == entry["session"] and r.workload == entry["workload"]]
+        for f in entry["forecasts"]:
+            about = {
+                "session": entry["session"], "group": entry["group"], "arm": f["arm"], "best_tok_s": entry["best_tok_s"],
+                "stop": entry["stop"],
+            }  # fmt: skip
+            scores = score(f, mean_tau(mine, f["arm"]), aggregate(mine, f["arm"]))
+            came = [
+                {
+                    "quantity": s.quantity,
+                    "said": s.said,
+                    "lo": s.lo,
+                    "hi": s.hi,
+                    "came": s.came,
+                    "inside": s.inside,
+                }
+                for s in scores
+            ]
+            found.append(about | {k: v for k, v in f.items() if k != "arm"} | {"scores": came})
+        first = next(
+            (f for f in found if f["group"] == entry["group"] and f["session"] == entry["session"]), None
+        )
+        if first is None or first["tok_s"] is None:
+            continue
+        came_rate = next((s for s in first["scores"] if s["quantity"] == "tok_s"), None)
+        outcome = "it did not run"
+        if came_rate is not None:
+            outcome = f"came {words.number(came_rate['came'])}" + (
+                "" if came_rate["inside"] else ", outside its interval"
+            )
+        said.append(
+            (
+                "forecast",
+                (
+                    f"{first['arm']}, said before it ran: {words.number(first['tok_s'])} tok/s "
+                    f"[{words.number(first['tok_s_lo'])}, {words.number(first['tok_s_hi'])}]; {outcome}"
+                ),
+            )
+        )
     return found
 
 

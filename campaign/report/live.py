@@ -17,6 +17,11 @@ from campaign.report import words
 
 _EVERY_S = 15.0
 _NOTES = 4
+_DOING = {
+    "waiting": "waiting for its lease",
+    "launching": "launching its node",
+    "running": "setting up its node",
+}
 _STATE = {"measuring": "green", "failed": "bold red", "stopped": "bold yellow", "done": "dim"}
 
 
@@ -88,8 +93,11 @@ class LiveDisplay:
                 continue
             rate = "" if x.tok_s is None else f", {words.number(x.tok_s)} tok/s"
             cell = f" {x.cell}" if x.cell else ""
+            # Before its agent has read the plan a session has nothing to count.
+            count = f", {x.done}/{x.total}" if x.total else ""
+            doing = _DOING.get(x.state, x.state)
             self._print(
-                f"[{words.duration(s.elapsed_s)}] {x.name}: {x.state}{cell}, {x.done}/{x.total}{rate}; {money}{left}"
+                f"[{words.duration(s.elapsed_s)}] {x.name}: {doing}{cell}{count}{rate}; {money}{left}"
             )
 
     def _fresh(self, notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,9 +133,9 @@ def _session(x: SessionSnapshot, width: int) -> RenderableType:
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     grid.add_row(
         Text(x.name, style="bold"),
-        Text(x.state, style=_STATE.get(x.state, "cyan")),
+        Text(_DOING.get(x.state, x.state), style=_STATE.get(x.state, "cyan")),
         ProgressBar(total=max(x.total, 1), completed=min(x.done, x.total), width=max(8, min(28, width // 5))),
-        f"{x.done}/{x.total}",
+        f"{x.done}/{x.total}" if x.total else "",
         "" if x.tok_s is None else f"{words.number(x.tok_s)} tok/s",
         Text(x.cell, style="dim"),
     )

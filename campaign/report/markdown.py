@@ -24,7 +24,7 @@ def render(report: Report) -> str:
             "|---|---|--:|--:|--:|--:|---|---|---|",
         ]
     for v in report.primary:
-        name = f"{words.arm(v.b, report.labels)} vs {words.arm(v.a, report.labels)}"
+        name = words.against(v, report)
         cells = (
             _safe(name),
             f"`{v.metric}`",
@@ -47,6 +47,8 @@ def render(report: Report) -> str:
     for gate in report.gates:
         what = "overridden" if gate.what == "overridden" else f"tripped at {gate.value} (limit {gate.limit})"
         lines += ["", _safe(f"Gate {gate.gate} {what}: {gate.text}")]
+    if sentences := report.instrument.get("sentences"):
+        lines += ["", _safe("Instrument: " + " ".join(sentences))]
     foot = (
         f"run `{report.run.replace('`', '')}`, ledger head `{report.head_hash}` "
         f"({report.ledger_length} events), spec `{report.canonical_sha256[:16]}`"

@@ -159,6 +159,8 @@ class Report:
     gates: tuple[GateFact, ...]
     warnings: tuple[str, ...]
     """What happened: refusals, nodes not proven gone, rounds voided or done again."""
+    risk_points: tuple[SpendPoint, ...] = ()
+    """What was committed (settled, accrued, and what open leases may still come to), at each change."""
     plan_warnings: tuple[str, ...] = ()
     """What the plan said before: mostly rules finer than n and boots can resolve."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -169,6 +171,8 @@ class Report:
 
     further: Further = field(default_factory=Further)
     """Results beside the verdicts: across sessions, champions, composites, decompositions, economics."""
+    instrument: Mapping[str, Any] = field(default_factory=dict)
+    """`selfchecks`, `cells` and `sentences` about the client's stamps (campaign.report.instrument)."""
     prior_runs: tuple[str, ...] = ()
     """Earlier runs of the store whose boot variance joined the verdicts."""
 

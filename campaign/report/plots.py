@@ -353,7 +353,21 @@ def _spend_plot(report: Report) -> Plot | None:
     x = [(p.utc_ns - start) / 60e9 for p in report.spend_points]
     y = [p.usd for p in report.spend_points]
     axes.fill_between(x, y, color=_A, alpha=0.14, linewidth=0)
-    axes.plot(x, y, color=_A, linewidth=1.6)
+    axes.plot(x, y, color=_A, linewidth=1.6, label="spent")
+    risks = [((p.utc_ns - start) / 60e9, p.usd) for p in report.risk_points]
+    if risks:
+        # It holds until the next change, and at the end until now.
+        risks.append((max(x[-1], risks[-1][0]), risks[-1][1]))
+        axes.step(
+            [t for t, _ in risks],
+            [r for _, r in risks],
+            where="post",
+            color=_C,
+            linewidth=1.2,
+            label="committed",
+        )
+        _legend(axes, loc="center right")
+        y = [*y, *(r for _, r in risks)]
     cap = report.spend["cap_usd"] or 0
     if cap:
         axes.axhline(cap, color=_B, linewidth=1.4, linestyle="--")
@@ -368,5 +382,6 @@ def _spend_plot(report: Report) -> Plot | None:
     axes.set_ylim(0, max(cap, *y) * 1.06)
     axes.set_xlim(left=0)
     _label(axes, "minutes since the start", "dollars")
-    caption = f"Dollars spent over time: {words.spend_text(report)}"
+    against = ", and what open leases could still come to (committed), against the cap" if risks else ""
+    caption = f"Dollars spent over time{against}: {words.spend_text(report)}"
     return Plot("spend", "Spend", words.keep(caption), _svg(figure, "spend", caption))

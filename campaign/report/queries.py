@@ -44,7 +44,8 @@ def speculation(s: Speculation, n: int) -> Source:
     """The requests behind verify cost, acceptance and slope of one ladder."""
     query = (
         "SELECT arm, boot_index, slot, window_ms, tokens_in_window, steps, drafts, undrafted, drafted, accepted\n"
-        f'{_FROM}\nWHERE session = {text(s.session)} AND "group" = {text("ladder." + s.ladder)}\n'
+        f"{_FROM}\nWHERE session = {text(s.session)}\n"
+        f"  AND split_part(\"group\", '@', 1) = {text('ladder.' + s.ladder)}\n"
         f"  AND phase = 'measure' AND {_GOOD} ORDER BY arm, boot_index, slot"
     )
     return Source(query, n)

@@ -21,6 +21,8 @@ STYLE = {
     "invalid": "bold magenta",
 }
 _WIDE = 104
+_NARROW = 76
+"""Below it a comparison stands over its rows, and tables leave columns out."""
 _MAX = 132
 _FEW = 3
 
@@ -162,15 +164,14 @@ def _anchors(report: Report, console: Console) -> None:
     console.print(table, width=_width(console) if many else None)
 
 
-def _against(v: Verdict, report: Report) -> str:
-    return f"{words.arm(v.b, report.labels)} vs {words.arm(v.a, report.labels)}"
-
-
 def _verdicts(report: Report, console: Console) -> None:
     if not report.verdicts:
         return
     wide = console.width >= _WIDE
     _heading(console, "Verdicts (b/a in percent; * is the metric named before the run)")
+    if console.width < _NARROW:
+        _verdicts_narrow(report, console)
+        return
     table = _table(wide=wide)
     table.add_column("comparison", overflow="fold", ratio=1)
     table.add_column("metric", no_wrap=True)
@@ -186,11 +187,38 @@ def _verdicts(report: Report, console: Console) -> None:
         for v in verdicts:
             if v is not verdicts[0] and _constant(v):
                 continue
-            title = _against(v, report) if v is verdicts[0] else ""
+            title = words.against(v, report) if v is verdicts[0] else ""
             table.add_row(*_verdict_cells(v, title, words.further(v, verdicts[0]), wide=wide))
     console.print(table, width=_width(console))
+    _overrides(report, console)
+
+
+def _overrides(report: Report, console: Console) -> None:
     for gate in report.overrides:
         _say(console, f"gate {gate.gate} was overridden: {gate.text}", "magenta", "  ")
+
+
+def _verdicts_narrow(report: Report, console: Console) -> None:
+    """Each comparison over a table of its own; widths are set, so that the columns of all of them line up."""
+    level = f"{report.verdicts[0].ci_level * 100:g} %"
+    widths = {"metric": 14, "change": 7, level: 13, "n": 3, "boots": 5, "verdict": 10}
+    for i, verdicts in enumerate(words.by_comparison(report)):
+        first = verdicts[0]
+        table = _table()
+        table.show_header = i == 0
+        for name, width in widths.items():
+            right = name not in {"metric", "verdict"}
+            table.add_column(name, justify="right" if right else "left", min_width=width, no_wrap=right)
+        for v in verdicts:
+            if v is not first and _constant(v):
+                continue
+            table.add_row(*_verdict_cells(v, "", "", wide=False)[1:])
+        _say(console, words.against(first, report), "bold")
+        why = words.further(first, first)
+        if why:
+            _say(console, why, "dim", "  ")
+        console.print(table)
+    _overrides(report, console)
 
 
 def _constant(v: Verdict) -> bool:
@@ -224,18 +252,21 @@ def _verdict_cells(v: Verdict, title: str, why: str, *, wide: bool) -> list[Text
 def _speculation(report: Report, console: Console) -> None:
     for s in report.speculation:
         _heading(console, f"Verify cost: ladder {s.ladder}, session {s.session}")
+        narrow = console.width < _NARROW
         table = _table(wide=console.width >= _WIDE)
-        table.add_column("arm", overflow="fold")
-        for name in ("verified", "verify ms", "95 %", "accept", "tok/step", "break-even"):
+        table.add_column("arm", overflow="fold", min_width=8)
+        names = ("verified", "verify ms", "95 %", *(() if narrow else ("accept",)), "tok/step", "break-even")
+        for name in names:
             table.add_column(name, justify="right", no_wrap=True)
         for w in s.widths:
+            accept = "–" if w.accept_rate is None else f"{w.accept_rate * 100:.0f} %"
             span = "–" if w.lo is None or w.hi is None else f"[{words.number(w.lo)}, {words.number(w.hi)}]"
             table.add_row(
                 words.arm(w.arm, report.labels),
                 words.number(w.verified_tokens),
                 words.number(w.verify_ms),
                 span,
-                "–" if w.accept_rate is None else f"{w.accept_rate * 100:.0f} %",
+                *(() if narrow else (accept,)),
                 words.number(w.accept_len),
                 words.number(w.break_even_accept_len),
             )
@@ -309,6 +340,8 @@ def _notes(report: Report, console: Console) -> None:
     for n in report.nodes:
         where = f", {n.node_id}" if n.node_id else ""
         _say(console, f"session {n.session} on {n.node} ({n.provider}{where})", "dim")
+    for sentence in report.instrument.get("sentences", ()):
+        _say(console, sentence, "dim")
     ended = (
         f" to {iso(report.ended_utc_ns)[:19]}Z"
         if report.ended_utc_ns

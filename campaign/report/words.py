@@ -33,6 +33,7 @@ REASON: Mapping[str, str] = {
     "boot_sd_unknown": "boot variance unknown",
     "too_few_blocks": "too few blocks",
     "no_spread": "no spread",
+    "autocorrelated": "batches not independent: the boot is the block",
     "drift": "the machine drifted",
     "drift_unproven": "drift not excluded",
     "cache_hits": "prefix cache hits",
@@ -74,7 +75,11 @@ def reason(code: str) -> str:
     """A reason code as a few words; an unknown code as itself."""
     head, _, name = code.partition(":")
     if head == "stopped_early":
-        return f"stopped early after round {name}"
+        rounds, _, quads = name.partition("+")
+        within = f" and {quads.removesuffix('q')} quads" if quads else ""
+        return f"stopped early after round {rounds}{within}"
+    if code == "exploratory":
+        return "exploratory: added while the run went on"
     if head == "gate_overridden":
         return f"gate {name} overridden"
     return REASON.get(code, code.replace("_", " "))
@@ -208,6 +213,23 @@ def sentence(v: Verdict, labels: Mapping[str, str]) -> str:
     claim = (_MORE if more else _LESS)[v.metric].format(size)
     surprise = " (no difference was expected)" if v.kind in {"null", "aa"} else ""
     return f"{b} {claim} {a} {span} - {v.verdict}{surprise}{why}{adjusted}"
+
+
+def place(v: Verdict, report: Report) -> str:
+    """Where a comparison was made, as far as the run has more than one such place; empty where it has one."""
+    parts = []
+    if len({x.concurrency for x in report.verdicts}) > 1:
+        parts.append(f"{v.concurrency} in flight")
+    if len({x.session for x in report.verdicts}) > 1:
+        parts.append(f"session {v.session}")
+    return ", ".join(parts)
+
+
+def against(v: Verdict, report: Report) -> str:
+    """`b vs a`, and where."""
+    where = place(v, report)
+    pair = f"{arm(v.b, report.labels)} vs {arm(v.a, report.labels)}"
+    return f"{pair} ({where})" if where else pair
 
 
 def by_comparison(report: Report) -> tuple[tuple[Verdict, ...], ...]:

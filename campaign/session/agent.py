@@ -6,19 +6,24 @@ leaves nothing running. The same class runs in this process, in a Ray actor, and
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-from campaign.analysis.drift import judge
-from campaign.analysis.looks import take
+from campaign.analysis.drift import Past, judge
+from campaign.analysis.forecast import UNSEEN_BOOT_SD, forecast_json, foresee, none_can_win
+from campaign.analysis.looks import Stop, at_quad, decide
 from campaign.analysis.model import AnchorResult
 from campaign.budget.machine import Trip
 from campaign.engines import models, runtimes
 from campaign.errors import CampaignError, EngineError
 from campaign.plan.model import GroupPlan, RoundPlan
-from campaign.session.instrument import self_check
+from campaign.plan.power import Prior
+from campaign.session import added
+from campaign.session.added import MARGIN_S
+from campaign.session.instrument import self_check, share_load
 from campaign.session.ports import Command, Control
-from campaign.session.round import RoundRunner, SessionContext, Stopped, Tripped
+from campaign.session.round import Look, RoundRunner, SessionContext, Stopped, Tripped
 from campaign.spec.storage import models_of
 from campaign.store import ballast
 from campaign.store.row import RequestRow
@@ -47,11 +52,14 @@ class SessionAgent:
         deadline_utc_ns: int,
         attempts: Mapping[str, int],
         done: frozenset[str],
-        prior_boot_sd: float | None = None,
+        prior: Prior | None = None,
+        past: Past | None = None,
     ) -> None:
         self._ctx, self._control, self._admit = ctx, control, admit
         self._deadline, self._attempts, self._done = deadline_utc_ns, dict(attempts), done
-        self._prior_boot_sd = prior_boot_sd
+        self._prior, self._past = prior, past
+        self._stopped: set[str] = set()
+        """Groups that a look or a forecast ended in this run of the agent."""
         rounds = [r for g in ctx.plan.groups for r in g.rounds]
         ctx.progress.total = sum(map(_requests, rounds))
         ctx.progress.done = sum(_requests(r) for r in rounds if r.id in done)
@@ -65,24 +73,7 @@ class SessionAgent:
         reason = "interrupted"
         exit_code: int | None = None
         try:
-            self._mark("setup")
-            node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
-            ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
-            await self._require_telemetry()
-            await self._install()
-            checked = await self_check(ctx.ports)
-            ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
-            for group in ctx.plan.groups:
-                await self._group(group)
-            state, reason = "done", ""
-        except Stopped as stop:
-            state, reason = ("tripped" if stop.command.gate else "stopped"), stop.command.why
-        except Tripped as error:
-            self._trip(error.trip)
-            state, reason = "tripped", error.trip.why
-        except CampaignError as error:
-            ballast.give_back(ctx.run_dir, error)
-            state, reason, exit_code = "failed", str(error), error.exit_code
+            state, reason, exit_code = await self._outcome(self._whole)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -91,6 +82,96 @@ class SessionAgent:
             self._beat()
             ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
         return state
+
+    async def _outcome(self, work: Callable[[], Awaitable[None]]) -> tuple[State, str, int | None]:
+        """How the work ended: state, reason, exit code."""
+        try:
+            await work()
+        except Stopped as stop:
+            return ("tripped" if stop.command.gate else "stopped"), stop.command.why, None
+        except Tripped as error:
+            self._trip(error.trip)
+            return "tripped", error.trip.why, None
+        except CampaignError as error:
+            ballast.give_back(self._ctx.run_dir, error)
+            return "failed", str(error), error.exit_code
+        return "done", "", None
+
+    async def _whole(self) -> None:
+        ctx = self._ctx
+        self._mark("setup")
+        node = await ctx.ports.telemetry.start(str(ctx.run_dir.telemetry / f"{ctx.who.session}.jsonl"))
+        ctx.store.put_json("provenance", f"{ctx.who.session}/node-{ctx.who.lease}", node)
+        await self._require_telemetry()
+        await self._install()
+        checked = await self_check(ctx.ports)
+        ctx.store.put_json("provenance", f"{ctx.who.session}/selfcheck-{ctx.who.lease}", checked)
+        shared = await share_load(ctx.ports, checked, ctx.plan, ctx.spec, ctx.cpus)
+        ctx.store.put_json("provenance", f"{ctx.who.session}/client-{ctx.who.lease}", shared)
+        await self._groups()
+        await self._hold()
+
+    async def _groups(self) -> None:
+        for group in self._ctx.plan.groups:
+            await self._group(group)
+
+    # --- what is added
+
+    async def _hold(self) -> None:
+        """Keep the node, inside the lease, for what is added. The plan is done: a plain stop ends this well."""
+        ctx = self._ctx
+        if ctx.plan.hold_s <= 0:
+            return
+        until = min(ctx.clock.utc_ns() + int(ctx.plan.hold_s * 1e9), self._deadline - int(MARGIN_S * 1e9))
+        ctx.emit("session_held", lease=ctx.who.lease, until_utc_ns=until)
+        self._idle()
+        while ctx.clock.utc_ns() < until:
+            command = ctx.progress.command
+            if command is not None and command.gate is None:
+                return
+            ctx.check()
+            data = await self._control.added()
+            if data is None:
+                await ctx.clock.sleep(POLL_S)
+            else:
+                await self._add(added.load(data))
+                self._idle()
+
+    def _idle(self) -> None:
+        self._ctx.progress.state = "held"
+        self._mark("idle")
+
+    async def _add(self, what: added.Added) -> None:
+        """Run an addition beside our own telemetry and watcher; how it ends is its own affair."""
+        ctx = replace(
+            self._ctx,
+            who=replace(self._ctx.who, session=what.plan.name),
+            plan=what.plan,
+            spec=what.spec,
+            prompts=what.prompts,
+        )
+        ctx.progress.state = "measuring"
+        agent = SessionAgent(
+            ctx,
+            self._control,
+            self._admit,
+            deadline_utc_ns=self._deadline,
+            attempts={},
+            done=frozenset(),
+            prior=self._prior,
+            past=self._past,
+        )
+        ctx.emit("session_started", lease=ctx.who.lease, plan_sha256=None)
+        state: State = "failed"
+        reason, exit_code = "interrupted", None
+        try:
+            state, reason, exit_code = await agent._outcome(agent._installed)
+        finally:
+            ctx.emit("session_finished", state=state, reason=reason, exit_code=exit_code)
+
+    async def _installed(self) -> None:
+        await self._install()
+        await self._groups()
 
     # --- set-up
 
@@ -141,32 +222,88 @@ class SessionAgent:
     # --- rounds
 
     async def _group(self, group: GroupPlan) -> None:
+        begun = group.name in self._stopped or any(r.id in self._done for r in group.rounds)
+        if group.forecast and not begun:
+            self._foresee(group)
         for round_ in group.rounds:
-            if round_.id in self._done:
+            if round_.id in self._done or group.name in self._stopped:
                 continue
-            if round_.index in group.looks and self._stops(group, round_.index):
-                break
+            if round_.index in group.looks:
+                why = self._decided(group, Stop(round_.index))
+                if why is not None:
+                    self._ctx.emit("group_stopped", **self._stop(group, Stop(round_.index), why))
+                    break
             await self._round(group, round_)
         if group.kind == "anchor":
             self._anchor(group)
 
-    def _stops(self, group: GroupPlan, rounds: int) -> bool:
-        """A look that the spec named: whether the rest of the pair need not run. Decided by the rows alone."""
+    def _valid(self) -> list[RequestRow]:
         ctx = self._ctx
-        comparison = next((c for c in ctx.plan.comparisons if c.group == group.name), None)
-        if comparison is None:
-            return False
-        mine = [
-            r
-            for r in ctx.store.rows()
-            if r.session == ctx.who.session and r.group == group.name and r.validity == "valid"
-        ]
-        stats = ctx.spec.statistics
-        seen = take(mine, group, comparison, rounds, level=stats.confidence, declared=stats.boot_sd)
-        if seen.stop:
-            skipped = [r.id for r in group.rounds if r.index >= rounds]
-            ctx.emit("group_stopped", group=group.name, look=rounds, why=seen.why, skipped=skipped)
-        return seen.stop
+        return [r for r in ctx.store.rows() if r.session == ctx.who.session and r.validity == "valid"]
+
+    def _decided(self, group: GroupPlan, stop: Stop, more: Sequence[RequestRow] = ()) -> str | None:
+        """A look that the spec named: why the rest of the group need not run, by the rows alone; None: go on."""
+        stats = self._ctx.spec.statistics
+        rows = [r for r in self._valid() if r.group == group.name]
+        rows += [r for r in more if r.validity == "valid"]
+        return decide(
+            rows,
+            group,
+            self._ctx.plan.comparisons,
+            stop,
+            level=stats.confidence,
+            declared=stats.boot_sd,
+            prior=self._prior,
+        )
+
+    def _stop(self, group: GroupPlan, stop: Stop, why: str) -> dict[str, Any]:
+        """What the ledger says of a stop; the rounds after it are not waited for."""
+        left = [r for r in group.rounds if r.index >= stop.rounds + bool(stop.quads)]
+        self._stopped.add(group.name)
+        cut = stop.cut(group)
+        self._ctx.progress.total -= sum(map(_requests, group.rounds)) - sum(map(_requests, cut.rounds))
+        said = {"group": group.name, "look": stop.rounds, "why": why, "skipped": [r.id for r in left]}
+        return said | ({"quads": stop.quads} if stop.quads else {})
+
+    def _look(self, group: GroupPlan, round_: RoundPlan) -> Look | None:
+        """Looks inside a round, where the spec names some."""
+        if not group.look_quads:
+            return None
+
+        def at(quads: int, rows: Sequence[RequestRow]) -> dict[str, Any] | None:
+            stop = Stop(round_.index, quads)
+            if at_quad(group, round_.index, quads) not in group.look_quads:
+                return None
+            why = self._decided(group, stop, rows)
+            return None if why is None else self._stop(group, stop, why)
+
+        return at
+
+    def _foresee(self, group: GroupPlan) -> None:
+        """Write down what the arms that have not run will give; leave them out where none can win."""
+        ctx = self._ctx
+        arms = ctx.plan.arms
+        family = [g for g in ctx.plan.groups if g.ladder == group.ladder]
+        names = dict.fromkeys(a for g in family for a in g.arms)
+        rows = [r for r in self._valid() if r.group in {g.name for g in family} and r.phase == "measure"]
+        drafting = {n: arms[n].config.speculation for n in names}
+        said, best = foresee(
+            rows, drafting, group.forecast, boot_sd=ctx.spec.statistics.boot_sd.get("step_ms", UNSEEN_BOOT_SD)
+        )
+        stop = None if best is None else none_can_win(said, best)
+        ctx.emit(
+            "forecast_made",
+            group=group.name,
+            workload=group.workload,
+            method=next((s.method for n in group.forecast if (s := arms[n].config.speculation)), None),
+            best_tok_s=best,
+            stop=stop,
+            forecasts=[{"arm": a, **forecast_json(f)} for a, f in zip(group.forecast, said, strict=True)],
+        )
+        if stop:
+            later = [g for g in family if set(g.forecast) <= set(group.forecast) and g.forecast]
+            for g in later:
+                ctx.emit("group_stopped", **self._stop(g, Stop(0), "forecast"))
 
     async def _round(self, group: GroupPlan, round_: RoundPlan) -> None:
         first = self._attempts.get(round_.id, 0)
@@ -181,7 +318,8 @@ class SessionAgent:
                 raise Stopped(Command(stop=True, why=refused.why, gate=refused.gate))
             done_before = self._ctx.progress.done
             try:
-                await RoundRunner(self._ctx, group, round_, attempt, self._mark).run()
+                look = self._look(group, round_)
+                await RoundRunner(self._ctx, group, round_, attempt, self._mark, look).run()
             except EngineError as error:
                 if error.kind in NO_RETRY or attempt == first + MAX_ATTEMPTS - 1:
                     raise
@@ -205,8 +343,9 @@ class SessionAgent:
             session=ctx.who.session,
             anchor=ctx.spec.anchor,
             declared_boot_sd=declared,
-            prior_boot_sd=self._prior_boot_sd,
+            prior_boot_sd=None if self._prior is None else self._prior.boot_sd.get("step_ms"),
             planned=sum(g.kind == "anchor" for g in ctx.plan.groups),
+            past=self._past,
         )
         ctx.emit(
             "anchor_judged",

@@ -30,6 +30,7 @@ class FlagControl:
 
     def __init__(self) -> None:
         self._command: Command | None = None
+        self._added: list[bytes] = []
 
     def give(self, command: Command) -> None:
         # The first stop says why; later ones must not overwrite it.
@@ -37,6 +38,13 @@ class FlagControl:
 
     async def poll(self) -> Command | None:
         return self._command
+
+    def add(self, data: bytes) -> None:
+        """Something to run while the session is held."""
+        self._added.append(data)
+
+    async def added(self) -> bytes | None:
+        return self._added.pop(0) if self._added else None
 
 
 class InProcessAgent:
@@ -88,6 +96,10 @@ class InProcessAgent:
 
     async def stop(self, why: str, gate: str | None = None) -> None:
         self._control.give(Command(stop=True, why=why, gate=gate))
+
+    async def add(self, data: bytes) -> None:
+        """Run an addition while the session is held."""
+        self._control.add(data)
 
     async def kill(self) -> None:
         self._task.cancel()

@@ -1,13 +1,18 @@
 """What the client's stamps were worth: one self-check a session, and the lag figures of every cell."""
 
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from campaign.client.base import Outcome
 from campaign.client.lag import LagCounts, judge, merge, percentile
+from campaign.client.split import processes_needed
+from campaign.plan.cost import arm_times
+from campaign.plan.model import SessionPlan
 from campaign.session.ports import Ports
+from campaign.spec.models import Spec
 
 
 @dataclass(slots=True)
@@ -76,6 +81,45 @@ class CellLag:
 def _p99(values: Sequence[float]) -> float | None:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else None
+
+
+def chunks_per_s(plan: SessionPlan, spec: Spec) -> float:
+    """The most chunks per second that the plan is taken to bring: one a step, every stream at work."""
+    most = 0.0
+    for group in plan.groups:
+        workload = spec.workloads[group.workload]
+        steps = [arm_times(plan.arms[arm].config, workload).step_ms for arm in group.arms]
+        rate = sum(1000 / step for step in steps) if group.design == "duet" else 1000 / min(steps)
+        most = max(most, group.concurrency * rate)
+    return most
+
+
+async def share_load(
+    ports: Ports, checked: Mapping[str, Any], plan: SessionPlan, spec: Spec, engine_cpus: Sequence[int]
+) -> dict[str, Any]:
+    """Start as many client processes as the load needs, on the cores that the engines do not have.
+
+    Returns what was decided and from what (`provenance/SESSION/client-LEASE.json`).
+    """
+    expected, per_cpu = chunks_per_s(plan, spec), checked.get("chunks_per_cpu_s")
+    free = sorted(os.sched_getaffinity(0) - set(engine_cpus)) if engine_cpus else []
+    needed = processes_needed(per_cpu, expected) if per_cpu else 1
+    if spec.client.processes is None:
+        # More processes than cores would only take turns.
+        processes = min(needed, max(1, len(free) or (os.cpu_count() or 1)))
+    else:
+        processes = spec.client.processes
+    scale = getattr(ports.client, "scale", None)
+    if scale is not None:
+        await scale(processes, free)
+    return {
+        "processes": processes if scale is not None else 1,
+        "needed": needed,
+        "declared": spec.client.processes,
+        "expected_chunks_per_s": expected,
+        "chunks_per_cpu_s": per_cpu,
+        "cpus": free,
+    }
 
 
 async def self_check(ports: Ports) -> dict[str, Any]:

@@ -93,3 +93,7 @@ class Control(Protocol):
     async def poll(self) -> Command | None:
         """The latest command, if any."""
         ...
+
+    async def added(self) -> bytes | None:
+        """The next addition (campaign.session.added) that was sent to this session, each once."""
+        ...

@@ -9,7 +9,7 @@ from campaign.client.lag import judge
 from campaign.client.measure import row_fields
 from campaign.engines.base import BootRecord, StepCounts
 from campaign.plan.model import ArmPlan, BootPlan, GroupPlan, RequestPlan, RoundPlan
-from campaign.spec.models import Arm, Workload
+from campaign.spec.models import Arm, ClientOptions, Workload
 from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompt, body
 
@@ -94,6 +94,7 @@ def make_job(
     timeout_s: float,
     sidecar_dir: str | None,
     start_ns: int | None = None,
+    client: ClientOptions | None = None,
 ) -> Job:
     """The request as it goes onto the wire."""
     request_id = f"{fields['boot_id']}/{fields['phase']}/o{fields['order']}s{fields['slot']}x{fields['seed']}"
@@ -109,6 +110,8 @@ def make_job(
         headers=dict(boot.record.headers),
         sidecar_dir=sidecar_dir,
         start_ns=start_ns,
+        connection=client.connection if client is not None else "new",
+        proxy=client.proxy if client is not None else None,
     )
 
 

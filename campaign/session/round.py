@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, Literal, Protocol, TypeVar
 
 from campaign.budget.machine import Limits, Trip, errors_trip, limits, void_share_trip
+from campaign.budget.rules import finite, telemetry_trip
 from campaign.client.base import Job, Outcome
 from campaign.clock import Clock
 from campaign.engines.api import TRIES, backoff_s, retry_after_s, tokens_usd_micro
@@ -43,6 +44,8 @@ from campaign.store.row import Phase, RequestRow
 from campaign.workloads.packs import Prompts
 
 T = TypeVar("T")
+Look = Callable[[int, Sequence[RequestRow]], Mapping[str, Any] | None]
+"""After so many whole quads of the round, with its rows so far: what the ledger says of the stop, or None to go on."""
 
 LEAD_S = 0.25
 """A connection is made so long before its request is due."""
@@ -159,9 +162,19 @@ class RoundRunner:
     """Runs one round of one group."""
 
     def __init__(
-        self, ctx: SessionContext, group: GroupPlan, round_: RoundPlan, attempt: int, mark: Marker
+        self,
+        ctx: SessionContext,
+        group: GroupPlan,
+        round_: RoundPlan,
+        attempt: int,
+        mark: Marker,
+        look: Look | None = None,
     ) -> None:
         self._ctx, self._group, self._round, self._attempt, self._mark = ctx, group, round_, attempt, mark
+        self._look = look
+        self._measured: list[RequestRow] = []
+        self.stopped: Mapping[str, Any] | None = None
+        """Set where a look ended the group inside this round."""
         self._workload = ctx.spec.workloads[group.workload]
         self._boots: dict[str, Measured] = {}
         self._writers: dict[str, CellWriter] = {}
@@ -186,8 +199,8 @@ class RoundRunner:
             self._mark("load", self._group.name)
             await self._boot_all()
             self._mark("warmup", self._group.name)
-            for request in self._round.warmup:
-                await self._send(request, "warmup")
+            for _, wave in groupby(self._round.warmup, key=lambda request: request.arm):
+                await self._warm(list(wave))
             if self._group.concurrency > 1:
                 self._before = {arm: await self._scraped(boot) for arm, boot in self._boots.items()}
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
@@ -322,8 +335,13 @@ class RoundRunner:
     async def _sequence(self, phase: Phase) -> None:
         await self._settle()
         if self._group.concurrency == 1 and self._group.design != "duet":
-            for request in self._round.sequence:
+            quad = 2 * len(self._group.arms)
+            for i, request in enumerate(self._round.sequence, start=1):
                 await self._send(request, phase)
+                if self._look is not None and i % quad == 0 and i < len(self._round.sequence):
+                    self.stopped = self._look(i // quad, self._measured)
+                    if self.stopped is not None:
+                        return
             return
         if self._group.load is not None:
             for _, run in groupby(self._round.sequence, key=lambda request: request.arm):
@@ -340,6 +358,14 @@ class RoundRunner:
         # In a duet at concurrency 1 each request is alone on its own server.
         for _, wave in groupby(self._round.sequence, key=wave_of):
             await self._wave(list(wave), phase)
+
+    async def _warm(self, wave: Sequence[RequestPlan]) -> None:
+        """One arm's warm-up: above concurrency 1 as many in flight as will be measured."""
+        if len(wave) > 1:
+            await self._wave(wave, "warmup")
+            return
+        for request in wave:
+            await self._send(request, "warmup")
 
     async def _run(self, run: Sequence[RequestPlan], phase: Phase) -> None:
         """One arm's steady or open loop: no barrier between slot sets."""
@@ -446,6 +472,7 @@ class RoundRunner:
                     ctx.spec.gates.request_timeout.total_seconds(),
                     writer.sidecar_dir,
                     start_ns if refused == 1 else None,
+                    ctx.spec.client,
                 )
             )
             self._bill_tokens(boot, outcome)
@@ -469,6 +496,8 @@ class RoundRunner:
             self._drafting[request.arm] = (drafts + row.drafts, refused_tokens + row.drafted - row.accepted)
         if phase != "warmup":
             self._rows.setdefault(request.arm, []).append(row.validity == "valid")
+            if self._look is not None:
+                self._measured.append(row)
             self._lags.setdefault(request.arm, CellLag(self._requested())).add(outcome, row.step_ms)
         await self._judge(row, boot)
 
@@ -557,10 +586,13 @@ class RoundRunner:
             trip = void_share_trip(valid.count(False), len(valid), self._ctx.limits, self._ctx.who.session)
             self._gate(trip and replace(trip, detail=f"{self._boots[arm].cell}: {trip.detail}"))
         servers = {arm: await self._unchanged(arm) for arm in self._writers}
-        telemetry = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
         grown = {
             arm: growth(before, await self._scraped(self._boots[arm])) for arm, before in self._before.items()
         }
+        read = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
+        telemetry = {name: finite(value) for name, value in read.items()}
+        slow = telemetry_trip(telemetry, self._ctx.limits, self._ctx.who.session)
+        self._gate(slow and replace(slow, detail=f"{self._round.id}: {slow.detail}"))
         cells = [
             {
                 "cell": self._boots[arm].cell,
@@ -574,7 +606,9 @@ class RoundRunner:
             }
             for arm, writer in self._writers.items()
         ]
-        self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells)
+        # One event for both: a crash between them would leave a short round in a group that goes on.
+        stop = {} if self.stopped is None else {"group_stopped": dict(self.stopped)}
+        self._ctx.emit("round_committed", round_id=self._round.id, attempt=self._attempt, cells=cells, **stop)
 
     async def _unchanged(self, arm: str) -> dict[str, Any] | None:
         """The server's pages again; raises EngineError where what is in force is not what it was at boot."""

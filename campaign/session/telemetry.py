@@ -8,7 +8,6 @@ thread of their own process (5 % of one core a GPU), and others at 2 Hz.
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from campaign.clock import Clock, SystemClock
+from campaign.cloud.local import machine_id
 
 RATE_HZ = 2.0
 GPU_RATE_HZ = 10.0
@@ -142,7 +142,7 @@ class Machine:
         )
         meminfo = (self._proc / "meminfo").read_text()
         return {
-            "node": _node_id(),
+            "node": machine_id(),
             "host": socket.gethostname(),
             "kernel": platform.release(),
             "arch": platform.machine(),
@@ -244,15 +244,6 @@ def _optional(nvml: Any, handle: Any) -> dict[str, Any]:
         except Exception:
             out[name] = None
     return out
-
-
-def _node_id() -> str:
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        with contextlib.suppress(OSError):
-            text = Path(path).read_text().strip()
-            if text:
-                return hashlib.sha256(f"campaign:{text}".encode()).hexdigest()[:16]
-    return hashlib.sha256(f"campaign:{socket.gethostname()}".encode()).hexdigest()[:16]
 
 
 class HostTelemetry:

@@ -4,6 +4,7 @@ Every rule looks only at entries that are valid by themselves, so one mistake is
 through everything that refers to it.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,7 +12,7 @@ from contextlib import suppress
 from campaign.errors import Problem, SpecError
 from campaign.spec.compare import env_problems, ladders, loads, pairs
 from campaign.spec.fits import ACCELERATORS, fits
-from campaign.spec.models import Arm, AttachNode, SkyNode
+from campaign.spec.models import Arm, AttachNode, Ladder, Pair, SkyNode
 from campaign.spec.parts import Parts
 from campaign.spec.problems import did_you_mean
 from campaign.spec.resolve import inherited
@@ -174,20 +175,42 @@ def _names(parts: Parts) -> Iterator[Problem]:
 
 
 def _looks(parts: Parts) -> Iterator[Problem]:
-    for key, pair in parts.pairs.items():
-        at = ("pairs", key, "looks")
-        if any(n >= pair.boots or n < 2 for n in pair.looks):
+    for section, entries in (("pairs", parts.pairs), ("ladders", parts.ladders)):
+        for key, entry in entries.items():
+            yield from _looks_of(parts, (section, key), entry)
+
+
+def _looks_of(parts: Parts, where: tuple[str, str], entry: Pair | Ladder) -> Iterator[Problem]:
+    workload = parts.workloads.get(entry.workload)
+    quads = math.inf if workload is None else entry.boots * (workload.n // 2) - 1
+    for name, first, last in (("looks", 2, entry.boots - 1), ("look_quads", 3, quads)):
+        values: tuple[int, ...] = getattr(entry, name)
+        at, unit = (*where, name), "rounds" if name == "looks" else "quads"
+        if any(not first <= n <= last for n in values):
+            fix = "a look at the end stops nothing; raise boots"
+            yield parts.problem(at, f"looks after {unit} {first} to {last} only", fix)
+        elif list(values) != sorted(set(values)):
+            yield parts.problem(at, "is not in order, or names a look twice", f"write {sorted(set(values))}")
+        elif values and entry.concurrency != 1:
+            yield parts.problem(at, "needs concurrency 1: above it waves are the blocks", f"leave {name} out")
+
+
+def _staged(parts: Parts) -> Iterator[Problem]:
+    for key, ladder in parts.ladders.items():
+        if not ladder.staged:
+            continue
+        at = ("ladders", key, "staged")
+        depths = list(parts.values.get(("ladders", key, "values"), ()))
+        if ladder.field != "speculation.depth":
             yield parts.problem(
-                at,
-                f"looks after rounds 2 to {pair.boots - 1} only",
-                "a look at the end stops nothing; raise boots",
+                at, "forecasts depths, and the rungs are not along speculation.depth", "leave staged out"
             )
-        elif list(pair.looks) != sorted(set(pair.looks)):
+        elif depths != sorted(depths) or len(depths) < 3:
             yield parts.problem(
-                at, "is not in order, or names a look twice", f"write {sorted(set(pair.looks))}"
+                at, "needs three depths or more, the shallow ones first", f"order values: {sorted(depths)}"
             )
-        elif pair.looks and pair.concurrency != 1:
-            yield parts.problem(at, "needs concurrency 1: above it waves are the blocks", "leave looks out")
+        elif ladder.concurrency != 1:
+            yield parts.problem(at, "needs concurrency 1, where steps are counted", "leave staged out")
 
 
 def _sessions(parts: Parts) -> Iterator[Problem]:
@@ -226,6 +249,13 @@ def _ray(parts: Parts) -> Iterator[Problem]:
         )
 
 
+def _client(parts: Parts) -> Iterator[Problem]:
+    proxy = parts.client.proxy if parts.client is not None else None
+    if proxy is not None and not re.fullmatch(r"http://[A-Za-z0-9_.\[\]:-]+", proxy):
+        fix = "write http://host:port; a user and a password do not belong in this file"
+        yield parts.problem(("client", "proxy"), "is not the address of an HTTP proxy", fix)
+
+
 _RULES: tuple[Rule, ...] = (
     _references,
     _nodes,
@@ -238,8 +268,10 @@ _RULES: tuple[Rule, ...] = (
     loads,
     _names,
     _looks,
+    _staged,
     _sessions,
     fits,
     file_traps,
     _ray,
+    _client,
 )

@@ -101,7 +101,10 @@ def loads(parts: Parts) -> Iterator[Problem]:
 def _load(parts: Parts, at: tuple[str, str], item: Pair | Ladder) -> Iterator[Problem]:
     load = item.load
     assert load is not None
-    rated = load.shape in {"constant", "poisson"}
+    rated = load.shape in {"constant", "poisson", "ramp"}
+    if (load.shape == "ramp") != (load.to_rate is not None):
+        fix = "write `rate: 1` and `to_rate: 5` with `shape: ramp`, or no `to_rate`"
+        yield parts.problem((*at, "load"), "a ramp and its `to_rate` go together", fix)
     if rated and load.rate is None:
         yield parts.problem(
             (*at, "load"), f"has no `rate`, which {load.shape} needs", "write `rate: 5`, requests per second"

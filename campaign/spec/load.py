@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from campaign.errors import Problem, SpecError
 from campaign.spec.check import check
-from campaign.spec.models import Anchor, RayOptions, Spec
+from campaign.spec.models import Anchor, ClientOptions, RayOptions, Spec
 from campaign.spec.parts import Parts
 from campaign.spec.problems import explain
 from campaign.spec.tree import Place, Table, Tree, lines, override, parse, python, shown, substitute
@@ -170,7 +170,7 @@ def _parts(tree: Table, data: Mapping[str, Any], bad: set[tuple[str | int, ...]]
             for name, entry in (entries.items() if isinstance(entries, dict) else ())
             if (section, name) not in bad
         }
-    for name, model in (("anchor", Anchor), ("ray", RayOptions)):
+    for name, model in (("anchor", Anchor), ("ray", RayOptions), ("client", ClientOptions)):
         there = name in data and (name,) not in bad
         valid[name] = model.model_validate(data[name], by_alias=True, by_name=False) if there else None
     return Parts(tree=tree, names=names, **valid)

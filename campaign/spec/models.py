@@ -7,7 +7,7 @@ Schema that editors read and in docs/SPEC.md. Rules between fields are in `campa
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from campaign.spec.arm_models import (
     Arm,
@@ -245,10 +245,12 @@ class Anchor(Strict):
 class Load(Strict):
     """How requests are sent above concurrency 1."""
 
-    shape: Literal["waves", "steady", "constant", "poisson", "schedule"] = "waves"
-    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, schedule: an open loop at planned times, `concurrency` at most in flight."""
+    shape: Literal["waves", "steady", "constant", "poisson", "ramp", "schedule"] = "waves"
+    """waves: the slot set at once, again and again; steady: a closed loop whose ramp and tail are cut; constant, poisson, ramp, schedule: an open loop at planned times, `concurrency` at most in flight."""
     rate: Positive | None = None
-    """Requests per second of `constant` and `poisson`."""
+    """Requests per second of `constant` and `poisson`; of the start of a `ramp`."""
+    to_rate: Positive | None = None
+    """Requests per second at the end of a `ramp`."""
     at_s: tuple[Seconds, ...] = ()
     """Start times of `schedule` in seconds, in order; slots take turns."""
 
@@ -278,12 +280,23 @@ class Ladder(Strict):
     """Boots of each arm."""
     design: Design = "auto"
     """How arms share the node; auto lets the plan choose the strongest that fits."""
+    looks: tuple[Count, ...] = ()
+    """Rounds after which the ladder may stop early, once every comparison of it is decided; all arms must be resident."""
+    look_quads: tuple[Count, ...] = ()
+    """The same inside rounds: after so many whole A B B A quads (two prompts on every arm), all rounds counted together."""
+    staged: Flag = False
+    """Run rungs in stages, two first, then one at a time; stop where the forecast says that no deeper one can win."""
+
+
+def _null_word(value: object) -> object:
+    """YAML reads an unquoted null as nothing; here it is the name of a test."""
+    return "null" if value is None else value
 
 
 class Pair(Strict):
     """Two arms on the same slots in the same session."""
 
-    kind: Literal["pair", "null", "aa"] = "pair"
+    kind: Annotated[Literal["pair", "null", "aa"], BeforeValidator(_null_word)] = "pair"
     """pair: a difference is sought; null: equality is expected; aa: the same arm twice."""
     a: Name
     """First arm."""
@@ -307,6 +320,8 @@ class Pair(Strict):
     """How the two arms share the node."""
     looks: tuple[Count, ...] = ()
     """Rounds (boots of each arm) after which the pair may stop early; both arms must be resident. None: it runs whole."""
+    look_quads: tuple[Count, ...] = ()
+    """The same inside rounds: after so many whole A B B A quads (two prompts on both arms), all rounds counted together."""
 
 
 class Session(Strict):
@@ -339,6 +354,10 @@ class Gates(Strict):
     """Share of void rows in a cell above which the cell is void."""
     require_telemetry: tuple[Text, ...] = ()
     """Readings that must be there, e.g. gpu_w; probed before weights load."""
+    max_throttled: Fraction | None = None
+    """Share of a round in which a GPU was slowed by heat, power brake or hardware; above it the session stops."""
+    min_sm_mhz: Count | None = None
+    """Mean SM clock of a GPU over a round; below it the session stops."""
 
 
 class FailOn(Strict):
@@ -359,6 +378,17 @@ class RayOptions(Strict):
     """local: a Ray cluster of our own; inline: the same classes without Ray, in one process."""
     address: Text | None = None
     """Join this existing cluster (host:port) on purpose; `auto` is refused."""
+
+
+class ClientOptions(Strict):
+    """How the load client reaches the servers."""
+
+    connection: Literal["new", "reuse"] = "new"
+    """new: each request has a connection of its own; reuse: one that an earlier request left is used again."""
+    proxy: Text | None = None
+    """http://host:port of an HTTP proxy; stamps are then those of user space. None is ever taken from the environment."""
+    processes: Count | None = None
+    """Client processes; as many as the self-check says are needed if left out."""
 
 
 class Statistics(Strict):
@@ -405,6 +435,8 @@ class Spec(Strict):
     """When `run` exits 1."""
     ray: RayOptions = RayOptions()
     """Where actors run."""
+    client: ClientOptions = ClientOptions()
+    """How requests are sent and read."""
     series: Name | None = None
     """The thread that survives version changes."""
     store: Text = "results/"

@@ -8,6 +8,7 @@ from campaign.errors import Problem
 from campaign.spec.models import (
     Anchor,
     Arm,
+    ClientOptions,
     Ladder,
     Model,
     Node,
@@ -37,6 +38,7 @@ class Parts:
     sessions: Mapping[str, Session]
     anchor: Anchor | None
     ray: RayOptions | None
+    client: ClientOptions | None
     resolved: dict[str, Arm] = field(default_factory=dict)
     """Filled by `check`: arms with their inheritance applied, those that have one."""
     values: dict[tuple[str, ...], Any] = field(default_factory=dict)

@@ -243,6 +243,10 @@ def override(tree: Tree, argument: str) -> tuple[Tree, list[Problem]]:
     if not equals or not all(path):
         fix = "write --set a.b.c=VALUE, e.g. --set budget.cap_usd=20"
         return tree, [Problem("--set", None, shown(key) or "KEY", "", "is not KEY=VALUE", fix)]
+    if not value.strip():
+        # Nothing is not a value: a variable of a shell that was never set looks like this.
+        fix = f"write --set {shown(key)}=VALUE, or {shown(key)}=null for none"
+        return tree, [Problem("--set", None, shown(key), "", "is empty: no value is given", fix)]
     new, problems = parse(value, file, None)
     problems = [replace(p, field=key) if p.field == "file" else p for p in problems]
     if new is None:

@@ -117,14 +117,18 @@ class FolderCell:
             target = self.name.sealed(self._run_dir, kind, "jsonl.zst")
             data = read_zst(target) if target.exists() else b""
             have = {json.loads(line)["request_id"] for line in data.splitlines()}
-            new = [r for r in jsonl.read(folder / source).records if r.get("request_id") not in have]
-            if new or (folder / source).exists():
+            parts = [folder / source, *sorted(folder.glob(f"*/{source}"))]  # of further client processes
+            new = [r for part in parts for r in jsonl.read(part).records if r.get("request_id") not in have]
+            if new or any(part.exists() for part in parts):
                 data += b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in new)
                 atomic.write(target, pa.Codec("zstd").compress(data, asbytes=True))
             if target.exists():
                 files.append(_described(target, self._run_dir))
-        for source in SIDECARS:
-            atomic.remove(folder / source)
+            for part in parts:
+                atomic.remove(part)
+        for own in sorted(folder.glob("*/")):
+            with atomic.writing(own):
+                own.rmdir()
         if folder.is_dir():
             with atomic.writing(folder):
                 folder.rmdir()

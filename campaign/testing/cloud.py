@@ -19,6 +19,9 @@ from campaign.fleet.node_budget import NodeBudget
 from campaign.ledger.agent import source_of
 from campaign.ledger.events import NewEvent
 from campaign.money import MicroUsd, bill, micro
+from campaign.plan.model import GroupPlan, RoundPlan, SessionPlan
+from campaign.session.added import MARGIN_S, Added
+from campaign.session.added import load as load_added
 from campaign.spec.models import Node, SkyNode
 
 BEAT_S = 30.0
@@ -66,6 +69,13 @@ class SimNode:
     journal: list[NewEvent] = field(default_factory=list)
     disk: dict[str, int] = field(default_factory=dict)
     """Path -> rows, of sealed files."""
+    read: int = 0
+    """Events of the journal that were brought."""
+    tried: bool = False
+    """Somebody tried to read it since, and could not."""
+    held_until_utc_ns: int = 0
+    added: list[Added] = field(default_factory=list)
+    """Sent to a held session, and not begun."""
     stop: tuple[str, str | None] | None = None
     agent: asyncio.Task[None] | None = None
     watcher: asyncio.Task[None] | None = None
@@ -86,6 +96,8 @@ class SimCloud:
     nodes: dict[str, SimNode] = field(default_factory=dict)
     fired: list[str] = field(default_factory=list)
     """Faults that happened, in order."""
+    unread: dict[str, list[str]] = field(default_factory=dict)
+    """Node -> rounds that were committed there and that nobody tried to bring before taking it down."""
     reachable: bool = True
     """Whether the provider's own interface answers at all."""
 
@@ -111,6 +123,15 @@ class SimCloud:
             for task in (node.agent, node.watcher):
                 if task is not None and task is not asyncio.current_task():
                     task.cancel()
+
+    def down(self, node: SimNode) -> None:
+        """Somebody asks for its end: what lies on it unread is lost."""
+        left = [e.payload["round_id"] for e in node.journal[node.read :] if e.type == "round_committed"]
+        if left and not node.tried and node.ended_utc_ns is None:
+            self.unread[node.name] = left
+        node.tried = (
+            True  # the first word counts: what it does while `down` is repeated cannot all be brought
+        )
 
     def cost(self, node: SimNode) -> MicroUsd:
         """What the cloud really charges for it so far."""
@@ -146,62 +167,102 @@ class SimCloud:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def sim_agent(  # noqa: C901  # one session, told from its start to its end
-    cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limits, mode: Fault | None
-) -> None:
+class SimAgent:
     """A session agent on a simulated node: admits by its own copy of the budget, journals, and stops at its lease.
 
     It measures nothing: a round takes time and leaves one file of rows.
     """
-    name, clock, plan = job.plan.name, cloud.clock, job.plan
 
-    def emit(type_: str, **payload: object) -> None:
-        event = NewEvent(type_, dict(payload), name, source_of(node.lease), len(node.journal) + 1)
+    def __init__(
+        self, cloud: SimCloud, node: SimNode, job: AgentJob, limits: Limits, mode: Fault | None
+    ) -> None:
+        assert job.terms is not None
+        self._cloud, self._node, self._job, self._mode = cloud, node, job, mode
+        self._budget = NodeBudget(job.terms, limits, cloud.clock)
+        self._deadline = job.intent.deadline_utc_ns
+
+    async def run(self) -> None:
+        """One session, told from its start to its end."""
+        plan = self._job.plan
+        self._emit(plan.name, "session_started", lease=self._node.lease, plan_sha256=None)
+        if self._mode == "silent":
+            return  # the process died at once: no word ever comes again
+        state, reason, gate = await self._groups(plan, plan.name)
+        if state == "done" and plan.hold_s:
+            state, reason, gate = await self._hold(plan)
+        self._emit(plan.name, "session_finished", state=state, reason=reason, exit_code=None, gate=gate)
+
+    def _emit(self, session: str, type_: str, **payload: object) -> None:
+        node = self._node
+        event = NewEvent(type_, dict(payload), session, source_of(node.lease), len(node.journal) + 1)
         node.journal.append(event)
-        budget.observe(event)
+        self._budget.observe(event)
 
-    assert job.terms is not None
-    budget = NodeBudget(job.terms, limits, clock)
-    state, reason = "done", ""
-    emit("session_started", lease=node.lease, plan_sha256=None)
-    if mode == "silent":
-        return  # the process died at once: no word ever comes again
-    for group in plan.groups:
-        for round_ in group.rounds:
-            if round_.id in job.done or state != "done":
+    async def _groups(self, plan: SessionPlan, name: str) -> tuple[str, str, str | None]:
+        for group in plan.groups:
+            for round_ in group.rounds:
+                if name == self._job.plan.name and round_.id in self._job.done:
+                    continue
+                refused = self._budget.admit(group.seconds / max(1, len(group.rounds)))
+                if self._node.stop is not None or refused is not None:
+                    why, gate = self._node.stop or (
+                        refused.why if refused else "",
+                        refused.gate if refused else None,
+                    )
+                    return ("tripped" if gate else "stopped"), why, gate
+                await self._round(name, group, round_)
+            if group.kind == "anchor" and not self._anchor(name, group.name.removeprefix("anchor.")):
+                return "tripped", "gate anchor_drift", "anchor_drift"
+        return "done", "", None
+
+    async def _round(self, name: str, group: GroupPlan, round_: RoundPlan) -> None:
+        cloud, node, clock = self._cloud, self._node, self._cloud.clock
+        attempt = self._job.attempts.get(round_.id, 0) if name == self._job.plan.name else 0
+        self._emit(name, "round_started", round_id=round_.id, attempt=attempt)
+        left = cloud.round_s()
+        while left > 0 and node.stop is None and clock.utc_ns() < self._deadline:
+            await clock.sleep(min(BEAT_S, left))
+            left -= BEAT_S
+            self._emit(self._job.plan.name, "agent_heartbeat", cell=round_.id, done=1, total=1)
+            if self._mode == "hung":
+                await clock.sleep(10**9)
+        if left > 0:
+            return
+        path = f"rows/{name}/{round_.id}@{attempt}.parquet"
+        node.disk[path] = len(round_.sequence)
+        file = {"path": path, "sha256": f"{hash_of(path)}", "rows": len(round_.sequence)}
+        cell = {"cell": f"{group.name}/x", "attempt": attempt, "files": [file]}
+        self._emit(name, "round_committed", round_id=round_.id, attempt=attempt, cells=[cell])
+
+    def _anchor(self, name: str, position: str) -> bool:
+        bad = self._mode == "bad_draw" and position == "first"
+        self._emit(
+            name, "anchor_judged", position=position, step_ms=12.0 if bad else 10.0, reference_ms=10.0,
+            drift=0.2 if bad else 0.0, lo=None, hi=None, ok=not bad, reasons=[],
+        )  # fmt: skip
+        return not bad
+
+    async def _hold(self, plan: SessionPlan) -> tuple[str, str, str | None]:
+        """Kept for what is added; a plain stop ends this well."""
+        clock, node = self._cloud.clock, self._node
+        until = min(clock.utc_ns() + int(plan.hold_s * 1e9), self._deadline - int(MARGIN_S * 1e9))
+        self._emit(plan.name, "session_held", lease=node.lease, until_utc_ns=until)
+        node.held_until_utc_ns = until
+        while clock.utc_ns() < until:
+            if node.stop is not None:
+                why, gate = node.stop
+                return ("tripped", why, gate) if gate else ("done", "", None)
+            if node.added:
+                added = node.added.pop(0)
+                self._emit(added.plan.name, "session_started", lease=node.lease, plan_sha256=None)
+                state, reason, gate = await self._groups(added.plan, added.plan.name)
+                self._emit(
+                    added.plan.name, "session_finished", state=state, reason=reason, exit_code=None, gate=gate
+                )
                 continue
-            refused = budget.admit(group.seconds / max(1, len(group.rounds)))
-            if node.stop is not None or refused is not None:
-                why, gate = node.stop or (refused.why if refused else "", refused.gate if refused else None)
-                state, reason = ("tripped" if gate else "stopped"), why
-                break
-            attempt = job.attempts.get(round_.id, 0)
-            emit("round_started", round_id=round_.id, attempt=attempt)
-            left = cloud.round_s()
-            while left > 0 and node.stop is None and clock.utc_ns() < job.intent.deadline_utc_ns:
-                await clock.sleep(min(BEAT_S, left))
-                left -= BEAT_S
-                emit("agent_heartbeat", cell=round_.id, done=1, total=1)
-                if mode == "hung":
-                    await clock.sleep(10**9)
-            if left > 0:
-                continue
-            path = f"rows/{name}/{round_.id}@{attempt}.parquet"
-            node.disk[path] = len(round_.sequence)
-            file = {"path": path, "sha256": f"{hash_of(path)}", "rows": len(round_.sequence)}
-            cell = {"cell": f"{group.name}/x", "attempt": attempt, "files": [file]}
-            emit("round_committed", round_id=round_.id, attempt=attempt, cells=[cell])
-        if group.kind == "anchor" and state == "done":
-            position = group.name.removeprefix("anchor.")
-            bad = mode == "bad_draw" and position == "first"
-            emit(
-                "anchor_judged", position=position, step_ms=12.0 if bad else 10.0, reference_ms=10.0,
-                drift=0.2 if bad else 0.0, lo=None, hi=None, ok=not bad, reasons=[],
-            )  # fmt: skip
-            if bad:
-                state, reason = "tripped", "gate anchor_drift"
-    gate = "anchor_drift" if reason == "gate anchor_drift" else None
-    emit("session_finished", state=state, reason=reason, exit_code=None, gate=gate)
+            await clock.sleep(BEAT_S)
+            self._emit(plan.name, "agent_heartbeat", cell="", done=1, total=1)
+        return "done", "", None
 
 
 def hash_of(path: str) -> str:
@@ -233,7 +294,7 @@ class SimAgentRun:
                     if event.type == "round_committed":
                         self._provider.bring(node)
                     yield event
-                    if event.type == "session_finished":
+                    if event.type == "session_finished" and event.session == node.lease.rpartition(".")[0]:
                         return
             await cloud.clock.sleep(self._poll_s)
 
@@ -241,6 +302,13 @@ class SimAgentRun:
         self._provider.step("stop")
         if not self._node.unreachable:
             self._node.stop = self._node.stop or (why, gate)
+
+    async def add(self, data: bytes) -> None:
+        """Run an addition while the session is held."""
+        self._provider.step("add")
+        if self._node.unreachable or self._node.ended_utc_ns is not None:
+            raise ProviderError("unreachable", f"node {self._node.name} cannot be told")
+        self._node.added.append(load_added(data))
 
     async def kill(self) -> None:
         self._killed = True
@@ -357,7 +425,7 @@ class SimulatedProvider:
         node = self.cloud.nodes.get(handle.node_id)
         if fault == "error" or node is None or node.ended_utc_ns is not None:
             raise ProviderError("unreachable", "the agent could not be started")
-        node.agent = asyncio.create_task(sim_agent(self.cloud, node, job, self._limits, fault))
+        node.agent = asyncio.create_task(SimAgent(self.cloud, node, job, self._limits, fault).run())
         return SimAgentRun(self, node, self._poll_s)
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:  # noqa: ARG002  # contract
@@ -369,6 +437,8 @@ class SimulatedProvider:
             or node.ended_utc_ns is not None
             or node.unreachable
         ):
+            if node is not None:
+                node.tried = True
             raise ProviderError("unreachable", "the node cannot be read")
         self.bring(node)
         return list(node.journal)
@@ -376,6 +446,7 @@ class SimulatedProvider:
     def bring(self, node: SimNode) -> None:
         """Copy what is sealed on the node, and its journal."""
         self.store.update(node.disk)
+        node.read, node.tried = len(node.journal), False
         if node.journal:
             self.journals[node.journal[0].source] = list(node.journal)
 
@@ -383,6 +454,8 @@ class SimulatedProvider:
         self.step("down")
         fault = self.cloud.fault("down")
         node = self.cloud.nodes.get(handle.node_id)
+        if node is not None:
+            self.cloud.down(node)
         if fault == "error" or (node is not None and node.unreachable):
             raise ProviderError("unreachable", "down failed")
         await self.cloud.clock.sleep(5.0)

@@ -15,7 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from campaign.budget.machine import Limits, limits
+from campaign.budget.machine import Limits, committed, limits
+from campaign.fleet.additions import Request
 from campaign.fleet.again import rest_of, root_of
 from campaign.fleet.budget import BudgetController
 from campaign.fleet.controller import Controller, Ending
@@ -24,11 +25,13 @@ from campaign.fleet.reconcile import Reconciler, Scope
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
-from campaign.ledger.state import RunState, fold
+from campaign.ledger.state import RunState, apply
 from campaign.money import MicroUsd, micro
+from campaign.plan import codec
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
 from campaign.plan.model import CampaignPlan
+from campaign.session.added import Added
 from campaign.spec.load import load
 from campaign.spec.models import Spec
 from campaign.store.layout import RunDir
@@ -113,6 +116,10 @@ class Outcome:
     duplicated: int = 0
     unreachable: int = 0
     finished: bool = False
+    added: int = 0
+    """Additions that a held node took."""
+    resumed: bool = False
+    """To its end, after everything answered again."""
     ending: str = ""
     spent_micro: int = 0
     problems: list[str] = field(default_factory=list)
@@ -123,8 +130,11 @@ class Outcome:
         return bool(self.problems)
 
 
-@lru_cache(maxsize=1)
-def _template(path: str | None = None) -> tuple[Spec, CampaignPlan, str]:
+HOLD_S = 400.0
+
+
+@lru_cache(maxsize=2)
+def _template(path: str | None = None, hold_s: float = 0.0) -> tuple[Spec, CampaignPlan, str]:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +142,11 @@ def _template(path: str | None = None) -> tuple[Spec, CampaignPlan, str]:
         if path is None:
             file.write_text(SPEC, encoding="utf-8")
         loaded = load(file, ())
-    return loaded.spec, build(loaded.spec, declared_prices(loaded.spec)), loaded.canonical.decode()
+    return (
+        loaded.spec,
+        build(loaded.spec, declared_prices(loaded.spec), hold_s=hold_s),
+        loaded.canonical.decode(),
+    )
 
 
 class World:
@@ -142,7 +156,10 @@ class World:
         self.rng = Random(seed)  # noqa: S311  # reproducible, not secret
         self.out = Outcome(seed)
         self.clock = VirtualClock(idle_turns=10)
-        spec, plan, self.canonical = _template()
+        # Apart from the faults: a seed that once found something finds it again.
+        self.wishes = Random(f"{seed} is held")  # noqa: S311  # reproducible, not secret
+        holds = self.wishes.random() < 0.3
+        spec, plan, self.canonical = _template(None, HOLD_S if holds else 0.0)
         rng = self.rng
         worst = sum(s.usd_worst for s in plan.sessions)
         self.cap = (
@@ -172,7 +189,10 @@ class World:
         self.store: dict[str, int] = {}
         self.journals: dict[str, list[NewEvent]] = {}
         self.healed = False
-        self.next_plan: CampaignPlan | None = None
+        self.next_plan: tuple[CampaignPlan, str] | None = None
+        """The plan written beside the one in force, and its hash."""
+        self.process = Process(None)
+        self.asked = 0
 
     # --- faults
 
@@ -199,8 +219,8 @@ class World:
         ending: Ending | None = None
         for life in range(MAX_LIVES):
             mortal = self.crashing and life < MAX_LIVES - 1 and self.rng.random() < 0.7
-            process = Process(self.rng.randint(1, 250) if mortal else None)
-            self.db.process = process
+            process = Process(int(10 ** self.rng.uniform(0, 2.3)) if mortal else None)
+            self.db.process = self.process = process
             try:
                 ending = await self._life(process, first=life == 0)
             except Crash:
@@ -210,10 +230,11 @@ class World:
             if ending.exit_code in {0, 2, 3} or self.rng.random() < 0.5:
                 break
             await self.clock.sleep(self.rng.choice([60.0, 600.0]))
-        self.db.process = None
+        self.db.process, self.process = None, Process(None)
         self.out.ending = f"{ending.exit_code} {ending.reason}" if ending else "never ended"
         self._check_at_end(ending)
         await self._heal()
+        await self._resume_to_the_end()
         await self.cloud.close()
         self.out.faults = len(self.cloud.fired) + self.out.crashes
         self.out.nodes = len(self.cloud.nodes)
@@ -253,14 +274,16 @@ class World:
                 await budget.observe(journal)
             await Reconciler(budget, {"sky": provider}, self._scope(), self.clock).run()
             await budget.record(*_superseded(await budget.state()))
-            named = (await budget.state()).sessions
-            if self.next_plan is not None and {s.name for s in self.next_plan.sessions} - {"s1", "s2"} <= set(
-                named
-            ):
+            if self.next_plan is not None and self.next_plan[1] == (await budget.state()).plan_sha256:
                 self.commit()
             rest = rest_of(self.plan, await budget.state(), frozenset())
-            self.plan, sessions = rest.plan, rest.sessions
-            opening += rest.added
+            sessions = rest.sessions
+            if rest.added:
+                digest = self.begin(rest.plan)
+                await budget.record(
+                    *(replace(e, payload={**e.payload, "plan_sha256": digest}) for e in rest.added)
+                )
+                self.commit()
         started = NewEvent("controller_started", {"pid": 1, "host": "sim", "mode": "inline"})
         await budget.record(*opening, started)
         jobs = [
@@ -272,18 +295,37 @@ class World:
         ]  # fmt: skip
         return Controller(
             RunDir(Path("/nonexistent/drill")), self.plan, jobs, budget, pool, self.clock,
-            scope=self._scope(), plan_file=self, poll_s=POLL_S,
+            scope=self._scope(), plan_file=self, poll_s=POLL_S, inbox=self,
         )  # fmt: skip
 
     def begin(self, plan: CampaignPlan) -> str:
         """The plan as the controller grows it."""
-        self.next_plan = plan
-        return "0" * 64
+        self.process.cross()
+        self.next_plan = plan, codec.plan_hash(plan)
+        self.process.cross()
+        return self.next_plan[1]
 
     def commit(self) -> None:
         """The ledger has named it."""
+        self.process.cross()
         if self.next_plan is not None:
-            self.plan = self.next_plan
+            self.plan, self.next_plan = self.next_plan[0], None
+        self.process.cross()
+
+    def take(self) -> list[Request]:
+        """`campaign add`, at some moment; mostly while a node is held."""
+        held = any(n.held_until_utc_ns > self.clock.utc_ns() for n in self.cloud.nodes.values())
+        if self.healed or self.wishes.random() > (0.2 if held else 0.005):
+            return []
+        self.process.cross()
+        _, plan, _ = _template()
+        self.asked += 1
+        return [Request(f"{self.asked}", Added(plan.sessions[1], self.spec, {}), "more.yaml", "0" * 64)]
+
+    def answer(self, id_: str, session: str | None, error: str | None) -> None:  # noqa: ARG002  # contract
+        """Its controller's answer."""
+        self.process.cross()
+        self.out.added += error is None
 
     def _provider(self, step: Callable[[str], None]) -> SimulatedProvider:
         return SimulatedProvider(
@@ -304,9 +346,7 @@ class World:
 
     def _check_at_end(self, ending: Ending | None) -> None:
         ledger = Ledger.over(self.db, self.clock)
-        ledger.verify()
-        state = fold(ledger.events())
-        self._committed_never_above_cap(ledger)
+        state = self._committed_never_above_cap(ledger)
         open_nodes = {self._node_of(lease.id) for lease in state.open_leases}
         alive = [n for n in self.cloud.nodes.values() if n.ended_utc_ns is None]
         for node in alive:
@@ -324,18 +364,16 @@ class World:
             self._same_verdicts(state)
         self._rows(state)
 
-    def _committed_never_above_cap(self, ledger: Ledger) -> None:
-        """No lease was admitted that brought `committed` above the cap."""
-        from campaign.budget.machine import committed
-        from campaign.ledger.state import apply
-
+    def _committed_never_above_cap(self, ledger: Ledger) -> RunState:
+        """No lease was admitted that brought `committed` above the cap. Opening the ledger has verified its chain."""
         state = RunState()
         for event in ledger.events():
             state = apply(state, event)
-            if event.type == "lease_intent":
+            if event.type in {"lease_intent", "lease_extended"}:
                 risk = committed(state, event.utc_ns)
                 if risk is None or risk > self.cap:
                     self._problem("over_cap", f"committed {risk} of {self.cap} at event {event.seq}")
+        return state
 
     async def _heal(self) -> None:
         """Everything answers again: after one reconcile and the dead-men nothing may be left, and nothing unpaid."""
@@ -359,6 +397,25 @@ class World:
         if billed < spent:
             self._problem("over_cap", f"the ledger says {billed}, the cloud bills {spent}")
 
+    async def _resume_to_the_end(self) -> None:
+        """With nothing failing any more, resume commits what an unbroken run commits, or the cap refuses it."""
+        if (await self._state()).created is None or self.rng.random() < 0.5:
+            return
+        for _ in range(MAX_LIVES):
+            ending = await self._life(Process(None), first=False)
+            if ending.exit_code in {0, 3}:
+                break
+        else:
+            self._problem("rows_lost", f"resume cannot finish: {ending.exit_code} {ending.reason}")
+        state = await self._state()
+        self._rows(state)
+        if ending.exit_code == 0:
+            self.out.resumed = True
+            self._same_verdicts(state)
+
+    async def _state(self) -> RunState:
+        return await BudgetController(Ledger.over(self.db, self.clock), self.clock, self.spec).state()
+
     def _node_of(self, lease: str) -> str:
         return next((n.name for n in self.cloud.nodes.values() if n.lease == lease), "")
 
@@ -377,7 +434,7 @@ class World:
         got = [
             (root_of(s), r)
             for (s, r), x in state.rounds.items()
-            if x.state == "committed" and "anchor" not in r
+            if x.state == "committed" and "anchor" not in r and ".add" not in s
         ]
         if set(got) != planned:
             self._problem("rows_lost", f"rounds {sorted(planned ^ set(got))} differ from an unbroken run")
@@ -385,19 +442,21 @@ class World:
             self._problem("duplicated", f"round {twice} was committed on two nodes")
 
     def _rows(self, state: RunState) -> None:
-        """Rows of every commit are here, once; what was brought is in the ledger."""
+        """Rows of every commit are here, once; what was brought is in the ledger; nothing was ended unread."""
+        for node, rounds in self.cloud.unread.items():
+            self._problem("rows_lost", f"{node} was taken down with {rounds} unread, and nobody had tried")
+        self.cloud.unread.clear()
         for path, file in state.files.items():
             if self.store.get(path) != file.rows:
                 self._problem("rows_lost", f"{path} is committed, its rows are not here")
         for source, journal in self.journals.items():
-            session = source.removeprefix("agent:").rpartition(".")[0]
             for event in journal:
-                key = (session, event.payload.get("round_id", ""), event.payload.get("attempt", 0))
-                if (
-                    event.type == "round_committed"
-                    and state.attempt_states.get(key) != "committed"
-                    and not self.out.crashes
-                ):
+                key = (
+                    event.session or source,
+                    event.payload.get("round_id", ""),
+                    event.payload.get("attempt", 0),
+                )
+                if event.type == "round_committed" and state.attempt_states.get(key) != "committed":
                     self._problem("rows_lost", f"{key} was brought and not merged")
 
     def _problem(self, what: str, text: str) -> None:
@@ -450,6 +509,8 @@ class Totals:
     unreachable: int = 0
     crashes: int = 0
     finished: int = 0
+    resumed: int = 0
+    added: int = 0
     bad: list[Outcome] = field(default_factory=list)
 
     def add(self, out: Outcome) -> None:
@@ -467,6 +528,8 @@ class Totals:
         ):
             setattr(self, name, getattr(self, name) + getattr(out, name))
         self.finished += out.finished
+        self.resumed += out.resumed
+        self.added += out.added
         if out.bad:
             self.bad.append(out)
 
@@ -506,7 +569,8 @@ def main(argv: list[str]) -> int:
         print(f"seed {out.seed}: {'; '.join(out.problems)}")  # this is its output
     print(
         f"simulated; seeds {first} to {first + count - 1}; {totals.crashes} of the faults are controllers that "
-        f"died; {totals.finished} campaigns ran to their end"
+        f"died; {totals.finished} campaigns ran to their end, {totals.resumed} were resumed to it after all was healed; "
+        f"{totals.added} additions ran on held nodes"
     )
     print(totals.line())
     return 1 if totals.bad else 0

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from campaign.client import stamps
-from campaign.client.pacer import fine_timer, prompt
+from campaign.client.pacer import PACING, fine_timer, prompt
 
 MODEL = "reference"
 _POLL_NS = 1_000_000
@@ -192,7 +192,7 @@ class Server:
     def run(self) -> None:
         """Serve until the process is ended."""
         fine_timer()
-        prompt()
+        prompt(PACING)
         due, looked = self._due, 0
         while True:
             now = time.monotonic_ns()

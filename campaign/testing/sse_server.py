@@ -57,10 +57,17 @@ class ScriptServer:
     """
 
     def __init__(
-        self, script: Script | Mapping[str, Script], *, scale: float = 0.05, tls: ssl.SSLContext | None = None
+        self,
+        script: Script | Mapping[str, Script],
+        *,
+        scale: float = 0.05,
+        gap_s: float = 0.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.scripts = script
         self.scale = scale
+        self.gap_s = gap_s
+        """Least time between two writes, so that each arrives by itself."""
         self.tls = tls
         self.seen: list[Seen] = []
         self.hangs = asyncio.Semaphore(0)
@@ -114,7 +121,7 @@ class ScriptServer:
         now = 0.0
         for at_ms, data in script.feed:
             await writer.drain()
-            await asyncio.sleep(max(0.0, at_ms - now) * self.scale / 1000)
+            await asyncio.sleep(max(self.gap_s, (at_ms - now) * self.scale / 1000))
             now = max(now, at_ms)
             writer.write(b"%x\r\n%b\r\n" % (len(data), data) if script.framing == "chunked" else data)
         await writer.drain()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,29 @@ async def test_socket(name, framing, tmp_path):
     else:
         assert case["expect"]["raw_tail_kept"]
         assert kept["tail_b64"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_socket_reads_are_the_cuts_of_the_case(name, tmp_path):
+    """Each read of the socket ends where the case cuts its body, and no two writes are read as one."""
+    case, feed = load(name)
+    close = "clean" if case["close"] == "clean" else "rst"
+    script = Script(tuple(feed), case["http_status"], case["content_type"], "close", close)
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        client = HttpClient()
+        # On a busy machine two writes may still be read as one: then it is done again, slower.
+        async with ScriptServer(script, scale=0.0, gap_s=0.005 * (1 + 9 * attempt)) as server:
+            where = server.url
+            await client.run(
+                Job("r", where, "/v1/chat/completions", {"stream": True}, 20, None, sidecar_dir=str(folder))
+            )
+        await client.close()
+        record = json.loads((folder / "chunks.jsonl").read_text())
+        ends, sent = list(accumulate(record["read_bytes"])), list(accumulate(len(part) for _, part in feed))
+        head = ends[-1] - sent[-1]
+        found = [end - head for end in ends if end > head]
+        assert set(found) <= set(sent)
+        if found == sent:
+            return
+    pytest.fail(f"reads end at {found}, writes at {sent}")

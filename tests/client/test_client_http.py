@@ -51,7 +51,7 @@ def test_it_is_a_client():
 async def test_what_is_sent(client, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
-    async with ScriptServer(Script(GOOD)) as server:
+    async with ScriptServer(Script(GOOD), scale=1.0) as server:
         first = await client.run(job(server.url, headers={"Authorization": "Bearer k"}))
         second = await client.run(job(server.url + "/prefix/"))
     assert first.state == second.state == "ok"

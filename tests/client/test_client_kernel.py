@@ -17,7 +17,8 @@ from campaign.client.http import HttpClient
 from campaign.client.http1 import parse_response
 from campaign.client.interpret import read
 from campaign.client.pacer import Pacer
-from campaign.client.selfcheck import processes_needed, rank
+from campaign.client.selfcheck import rank
+from campaign.client.split import processes_needed
 from campaign.testing.reference_server import Answer, ReferenceServer, Schedule
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="kernel receive stamps are Linux's")

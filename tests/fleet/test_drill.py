@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from campaign.budget import machine
+from campaign.fleet import again, controller, reconcile, supervisor
 from campaign.fleet import drive as product
-from campaign.fleet import reconcile, supervisor
 from campaign.fleet.supervisor import Ended
+from campaign.ledger.state import RunState
 from campaign.testing import drill
 
 ROOT = Path(__file__).parents[2]
@@ -23,15 +24,21 @@ def test_a_thousand_new_campaigns_keep_every_promise() -> None:
     assert not totals.bad, [(o.seed, o.problems) for o in totals.bad]
     # It means nothing where nothing happened.
     assert totals.faults > 1000
-    assert totals.crashes > 100
+    assert totals.crashes > 300
     assert totals.nodes > 1000
     assert totals.finished > 200
+    assert totals.resumed > 100
     print(totals.line())
 
 
 def test_a_seed_gives_the_same_campaign_again() -> None:
     for seed in (3, 17, 42):
         assert drill.run_seed(seed) == drill.run_seed(seed)
+
+
+def test_a_session_is_continued_under_a_name_of_its_own() -> None:
+    """A plan of an earlier life, taken up again, named one continuation twice: its rounds were numbered anew."""
+    assert not drill.run_seed(7745).problems
 
 
 def test_simulator_runs_the_controller_that_run_uses() -> None:
@@ -84,8 +91,45 @@ def free_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(machine, "settlement", late)
 
 
+def unread(patch: pytest.MonkeyPatch) -> None:
+    """A node that is ended with rows on it."""
+
+    async def nothing(_: Any, __: Any, result: Any) -> Any:
+        return result
+
+    patch.setattr(supervisor.Supervisor, "_fetch", nothing)
+
+
+def unsaved(patch: pytest.MonkeyPatch) -> None:
+    """A reconcile that ends nodes without looking at what lies on them."""
+
+    async def nothing(*_: Any) -> None:
+        return
+
+    patch.setattr(reconcile.Reconciler, "_save", nothing)
+
+
+def forgetful(patch: pytest.MonkeyPatch) -> None:
+    """A continuation that does again what is done."""
+    real = again.continued
+
+    def anew(plan: Any, state: Any, name: str) -> Any:
+        return real(plan, RunState(), name) if real(plan, state, name) else None
+
+    patch.setattr(again, "continued", anew)
+    patch.setattr(controller, "continued", anew)
+
+
 @pytest.mark.parametrize(
-    ("how", "counted"), [(no_down, "leaked"), (no_admission, "over_cap"), (free_time, "over_cap")]
+    ("how", "counted"),
+    [
+        (no_down, "leaked"),
+        (no_admission, "over_cap"),
+        (free_time, "over_cap"),
+        (unread, "rows_lost"),
+        (unsaved, "rows_lost"),
+        (forgetful, "duplicated"),
+    ],
 )
 def test_drill_finds_what_is_broken(
     monkeypatch: pytest.MonkeyPatch, how: Callable[[pytest.MonkeyPatch], None], counted: str

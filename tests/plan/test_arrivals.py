@@ -1,10 +1,12 @@
 """Load shapes: what is planned when, what is cut, and that nothing else of the plan moves."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from campaign.plan.arrivals import load_plan, offsets_ns
+from campaign.plan.arrivals import load_plan, offsets_ns, ramp_s
 from campaign.plan.order import Layout, build_rounds
 from campaign.spec.models import Load
 
@@ -65,3 +67,19 @@ def test_both_arms_see_the_same_arrivals_and_boots_others():
     seen = [{arm: [q.at_ns for q in r.sequence if q.arm == arm] for arm in ("a", "b")} for r in rounds]
     assert all(s["a"] == s["b"] for s in seen)
     assert seen[0]["a"] != seen[1]["a"]
+
+
+@given(st.floats(0.1, 100), st.floats(0.1, 100), st.integers(2, 300))
+def test_a_ramp_goes_from_one_rate_to_the_other(first, last, count):
+    at = ramp_s(first, last, count)
+    whole = 2 * count / (first + last)
+    assert at[0] == 0
+    assert all(a < b for a, b in itertools.pairwise(at))
+    assert at[-1] < whole
+    slope = (last - first) / whole
+    # Requests up to each moment, by the integral of the rate.
+    assert [first * t + slope * t * t / 2 for t in at] == pytest.approx(list(range(count)), abs=1e-6 * count)
+    load = Load(shape="ramp", rate=first, to_rate=last)
+    plan = load_plan(load, 8, 4)
+    assert (plan.cut_sets, plan.open, plan.rate) == (0, True, (first + last) / 2)
+    assert offsets_ns(load, count, "k") == tuple(round(t * 1e9) for t in at)

@@ -96,8 +96,9 @@ def test_group_seconds_is_what_its_rounds_add_up_to(design, arms, slots, boots, 
     total = 0.0
     for rnd in build_rounds(design, layout):
         total += ROUND_S + sum(times[b.arm].boot_s + STOP_S for b in rnd.boots)
-        total += sum(times[w.arm].request_s(workload) for w in rnd.warmup)
         in_flight = min(concurrency, slots)
+        # A boot's warm-up is one wave, in flight together.
+        total += sum(times[b.arm].request_s(workload, in_flight) for b in rnd.boots)
         for (name, _), wave in groupby(rnd.sequence, key=lambda q: (q.arm, q.wave)):
             size = len(list(wave))
             batches = size if concurrency == 1 else -(-size // in_flight)

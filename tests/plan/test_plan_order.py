@@ -147,13 +147,20 @@ def test_sides_of_an_aa_share_no_seed(slots, boots, concurrency):
 
 
 @given(**shapes, design=st.sampled_from(["alternated", "duet", "blocks", "bracketed", "anchor"]))
-def test_warm_up_is_one_request_per_boot_off_the_measured_slots_and_seeds(arms, slots, boots, design):
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_warm_up_is_one_wave_per_boot_off_the_measured_slots_and_seeds(
+    arms, slots, boots, design, concurrency
+):
+    """As many requests as will be in flight: one at concurrency 1."""
     if design == "bracketed":
         boots = 1
-    rounds = build_rounds(design, layout(arms, slots, boots))
+    rounds = build_rounds(design, layout(arms, slots, boots, concurrency))
     measured = {q.seed for r in rounds for q in r.sequence}
     for rnd in rounds:
-        assert sorted(w.arm for w in rnd.warmup) == sorted(b.arm for b in rnd.boots)
+        assert sorted(w.arm for w in rnd.warmup) == sorted(
+            b.arm for b in rnd.boots for _ in range(min(concurrency, slots))
+        )
+        assert len({(w.arm, w.seed) for w in rnd.warmup}) == len(rnd.warmup)
         assert all(w.slot == slots for w in rnd.warmup)
         assert not {w.seed for w in rnd.warmup} & measured
 

@@ -164,6 +164,9 @@ def make_report(**changes) -> Report:
             "sessions": [{"session": "main", "settled_usd": 0.046}],
         },
         "spend_points": tuple(SpendPoint(T0 + i * MIN, 0.046 * i / 7) for i in range(8)),
+        "risk_points": (
+            SpendPoint(T0, 0.2), SpendPoint(T0 + MIN, 0.15), SpendPoint(T0 + 7 * MIN, 0.046),
+        ),
         "plan_actual": (PlanActual("main", 6.2, 7.0, 22, 22, 264, 264, 12, 1, 0.041, 0.046),),
         "gates": (),
         "warnings": (),

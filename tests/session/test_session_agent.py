@@ -1,212 +1,28 @@
 """The session agent on a virtual clock: scripted ports, a real plan, store, journal and analysis."""
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
+from session_rig import ROOT, SMALL, Rig, all_rounds, rig
 
-from campaign.client.base import Job, Outcome, Usage
-from campaign.engines.base import BootOrder, BootRecord, Counters
+from campaign.client.base import Job
+from campaign.engines.base import Counters
 from campaign.errors import EngineError
-from campaign.ledger.agent import AgentJournal
-from campaign.ledger.agent import read as read_journal
 from campaign.plan.build import build
 from campaign.plan.cost import declared_prices
-from campaign.plan.model import GroupPlan, RoundPlan, SessionPlan
-from campaign.session.agent import SessionAgent
-from campaign.session.ports import Command, Ports
-from campaign.session.request import Identity
-from campaign.session.round import Progress, SessionContext
+from campaign.plan.model import GroupPlan
+from campaign.report.instrument import instrument
+from campaign.session.added import Added
+from campaign.session.ports import Command
 from campaign.spec.load import load
 from campaign.store.folder import FolderStore
-from campaign.store.layout import RunDir
-from campaign.testing.clock import VirtualClock
 from campaign.workloads.packs import load_all
-
-ROOT = Path(__file__).parents[2]
-SMALL = (
-    "ladders.depth.values=[3]", "ladders.depth.boots=2", "pairs.aa.boots=2", "pairs.kv.boots=2",
-    "workloads.copy.n=2", "workloads.chat.n=2", "workloads.health.n=2", "anchor.between=false",
-)  # fmt: skip
-
-
-class Inline(Executor):
-    """Runs at once: a thread would let virtual time jump."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-
-@dataclass
-class Host:
-    """Boots in a second, or as told."""
-
-    clock: VirtualClock
-    fail: Callable[[BootOrder], EngineError | None] = lambda _: None
-    boot_s: float = 1.0
-    live: set[str] = field(default_factory=set)
-    booted: list[str] = field(default_factory=list)
-    most_live: int = 0
-    dead: bool = False
-
-    async def boot(self, order: BootOrder) -> BootRecord:
-        self.booted.append(order.boot_id)
-        self.live.add(order.boot_id)
-        self.most_live = max(self.most_live, len(self.live))
-        await self.clock.sleep(self.boot_s)
-        if (error := self.fail(order)) is not None:
-            raise error
-        return BootRecord(
-            order.boot_id,
-            f"http://127.0.0.1:1/{order.arm}",
-            "m",
-            1,
-            1,
-            int(self.boot_s * 1e9),
-            "cpu",
-            {"argv": []},
-        )
-
-    async def counters(self, boot_id: str) -> Counters | None:
-        return None
-
-    async def alive(self, boot_id: str) -> bool:
-        return not self.dead
-
-    async def why_dead(self, boot_id: str) -> tuple[str, str]:
-        return "died", "segfault"
-
-    async def stop(self, boot_id: str) -> None:
-        self.live.discard(boot_id)
-
-    async def close(self) -> None:
-        self.live.clear()
-
-
-@dataclass
-class Client:
-    """Answers with tokens at a pace that the test decides."""
-
-    clock: VirtualClock
-    step_ms: Callable[[Job], float] = lambda _: 10.0
-    fails: Callable[[Job], bool] = lambda _: False
-    in_flight: Counter[str] = field(default_factory=Counter)
-    seen: list[dict[str, int]] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
-    cancelled: bool = False
-
-    async def run(self, job: Job) -> Outcome:
-        arm = job.base_url.rsplit("/", 1)[1]
-        self.jobs.append(job)
-        self.in_flight[arm] += 1
-        self.seen.append({a: n for a, n in self.in_flight.items() if n})
-        sent = self.clock.monotonic_ns()
-        tokens = job.body["max_tokens"]
-        await self.clock.sleep((100 + self.step_ms(job) * (tokens - 1)) / 1000)
-        self.in_flight[arm] -= 1
-        first = sent + 100_000_000
-        last = self.clock.monotonic_ns()
-        state = "cancelled" if self.cancelled else "failed" if self.fails(job) else "ok"
-        return Outcome(
-            request_id=job.request_id, state=state, sent_ns=sent, sent_utc_ns=self.clock.utc_ns(), first_ns=first,
-            last_ns=last, done_ns=last, stamp_source="user", reads=tokens, events=tokens, content_chunks=tokens,
-            usage=Usage(20, tokens, 0), first_chunk_tokens=None, finish="length", http_status=200,
-            error_code="500" if state == "failed" else None, error="boom" if state == "failed" else None,
-            text_sha256=None, timings=None,
-        )  # type: ignore[arg-type]  # state is one of the literals  # fmt: skip
-
-    async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
-        raise AssertionError(url)
-
-    async def cancel(self) -> None:
-        self.cancelled = True
-
-    async def close(self) -> None: ...
-
-
-class Telemetry:
-    async def start(self, path: str) -> dict[str, Any]:
-        return {"host": "h"}
-
-    async def window(self, start_ns: int, end_ns: int) -> dict[str, float | None]:
-        return {"cpu_load": 1.0}
-
-    async def close(self) -> None: ...
-
-
-@dataclass
-class Control:
-    command: Command | None = None
-
-    async def poll(self) -> Command | None:
-        return self.command
-
-
-@dataclass
-class Rig:
-    agent: SessionAgent
-    host: Host
-    client: Client
-    control: Control
-    clock: VirtualClock
-    plan: SessionPlan
-    run_dir: RunDir
-    progress: Progress
-
-    def events(self, type_: str | None = None) -> list[Any]:
-        found = read_journal(self.run_dir.journals / "main.jsonl")
-        return [e for e in found if type_ in {None, e.type}]
-
-    @property
-    def committed(self) -> list[str]:
-        return [e.payload["round_id"] for e in self.events("round_committed")]
-
-
-def rig(
-    tmp_path: Path,
-    *sets: str,
-    lease_s: float = 36_000,
-    overrides: frozenset[str] = frozenset(),
-    attempts: Mapping[str, int] = {},
-    done: frozenset[str] = frozenset(),
-    keep: Callable[[GroupPlan], bool] = lambda _: True,
-) -> Rig:
-    clock = VirtualClock()
-    loaded = load(ROOT / "experiments.yaml", (*SMALL, *sets))
-    (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
-    plan = replace(plan, groups=tuple(g for g in plan.groups if keep(g)))
-    run_dir = RunDir(tmp_path)
-    host, client, control, progress = Host(clock), Client(clock), Control(), Progress()
-    ctx = SessionContext(
-        who=Identity("run", "quickstart", "main", "main.1", "node-1", simulated=True),
-        spec=loaded.spec, plan=plan, prompts=load_all(loaded, ROOT), run_dir=run_dir,
-        ports=Ports(host, client, Telemetry()), store=FolderStore(run_dir),
-        journal=AgentJournal(run_dir.journals / "main.jsonl", "agent:main", clock), clock=clock, cpus=(),
-        progress=progress, disk=Inline(), stopping=asyncio.Event(), overrides=overrides,
-    )  # fmt: skip
-
-    async def admit(group: GroupPlan, round_: RoundPlan) -> str | None:
-        return None
-
-    agent = SessionAgent(
-        ctx, control, admit, deadline_utc_ns=clock.utc_ns() + int(lease_s * 1e9), attempts=attempts, done=done
-    )
-    return Rig(agent, host, client, control, clock, plan, run_dir, progress)
-
-
-def all_rounds(it: Rig) -> list[str]:
-    return [r.id for g in it.plan.groups for r in g.rounds]
 
 
 async def test_every_planned_request_is_measured_once_and_committed(tmp_path: Path) -> None:
@@ -470,35 +286,150 @@ async def test_committed_rounds_are_not_done_again_and_attempts_count_on(tmp_pat
     assert it.events("round_started")[0].payload == {"round_id": rounds[2], "attempt": 3}
 
 
-# --- looks that may stop a pair
+# --- readings, and what is added while a session is held
 
 
-def _looked(tmp_path: Path, ratio: float, boot_sd: float = 0.005) -> Rig:
+@pytest.mark.parametrize(
+    ("gate", "reads", "value"),
+    [
+        ("max_throttled=0.1", {"gpu0_throttle": 0.0, "gpu1_throttle": 0.4}, "0.4"),
+        ("max_throttled=0.1", {"gpu0_throttle": None}, "unknown"),
+        ("max_throttled=0.1", {"cpu_load": 1.0}, "unknown"),
+        ("max_throttled=0.1", {"gpu0_throttle": float("nan")}, "unknown"),
+        ("min_sm_mhz=1500", {"gpu0_sm_mhz": 1800.0, "gpu1_sm_mhz": 1200.0}, "1200"),
+        ("min_sm_mhz=1500", {}, "unknown"),
+    ],
+)
+async def test_throttled_or_slow_or_unread_gpus_trip(
+    tmp_path: Path, gate: str, reads: dict[str, float | None], value: str
+) -> None:
+    it = rig(tmp_path / "a", f"gates.{gate}", reads=reads)
+    assert await it.agent.run() == "tripped"
+    (trip,) = it.events("gate_tripped")
+    assert (trip.payload["gate"], trip.payload["value"]) == ("telemetry", value)
+    assert it.committed == []
+    again = rig(tmp_path / "b", f"gates.{gate}", reads=reads, overrides=frozenset({"telemetry"}))
+    assert await again.agent.run() == "done"
+
+
+async def test_gpus_within_their_limits_go_on(tmp_path: Path) -> None:
+    reads = {"gpu0_throttle": 0.1, "gpu0_sm_mhz": 1500.0}
+    it = rig(tmp_path, "gates.max_throttled=0.1", "gates.min_sm_mhz=1500", reads=reads)
+    assert await it.agent.run() == "done"
+
+
+def addition(name: str = "main.add1") -> bytes:
+    """The pair `aa` between anchors of its own, as `campaign add` sends it."""
+    loaded = load(ROOT / "experiments.yaml", (*SMALL, "sessions.main.pairs=[aa]", "sessions.main.ladders=[]"))
+    (plan,) = build(loaded.spec, declared_prices(loaded.spec)).sessions
+    return Added(plan, loaded.spec, load_all(loaded, ROOT)).named(name, "here").dump()
+
+
+async def test_a_held_session_runs_what_is_added_and_then_ends_well(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.control.more.append(addition())
+    assert await it.agent.run() == "done"
+    (held,) = it.events("session_held")
+    assert held.payload["until_utc_ns"] <= it.clock.utc_ns()
+    mine = [e for e in it.events() if e.session == "main.add1"]
+    assert mine[0].type == "session_started"
+    assert (mine[-1].type, mine[-1].payload["state"]) == ("session_finished", "done")
+    committed = [e.payload["round_id"] for e in mine if e.type == "round_committed"]
+    assert committed[0].startswith("anchor.first")
+    assert committed[-1].startswith("anchor.last")
+    assert any(r.startswith("pair.aa") for r in committed)
+    assert {e.payload["lease"] for e in mine if "lease" in e.payload} == {"main.1"}
+    assert it.events()[-1].session == "main"
+
+
+async def test_what_is_added_may_trip_without_ending_the_hold(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.client.fails = lambda job: "main.add" in job.request_id and "/measure/" in job.request_id
+    it.control.more += [addition(), addition("main.add2")]
+    assert await it.agent.run() == "done"
+    ends = [e.payload["state"] for e in it.events("session_finished")]
+    assert ends == ["tripped", "tripped", "done"]
+
+
+async def test_a_hold_ends_before_its_lease_and_silence_never_extends(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=10**6, lease_s=1200)
+    assert await it.agent.run() == "done"
+    assert it.clock.monotonic_ns() < 1200e9
+    assert it.events("gate_tripped") == []
+
+
+@pytest.mark.parametrize(("gate", "state"), [(None, "done"), ("cost", "tripped")])
+async def test_a_stop_ends_a_hold(tmp_path: Path, gate: str | None, state: str) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+
+    async def stop() -> None:
+        while not it.events("session_held"):
+            await it.clock.sleep(1.0)
+        it.control.command = Command(stop=True, why="enough", gate=gate)
+
+    task = asyncio.create_task(stop())
+    assert await it.agent.run() == state
+    await task
+    assert it.clock.monotonic_ns() < 1800e9
+
+
+async def test_an_addition_that_cannot_be_read_is_an_infrastructure_failure(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv", hold_s=3600)
+    it.control.more.append(b"{}")
+    assert await it.agent.run() == "failed"
+    assert it.events("session_finished")[0].payload["exit_code"] == 4
+
+
+async def test_lag_above_two_percent_of_a_step_flags_rows_and_cell(tmp_path: Path) -> None:
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    it.client.lag_us = 300.0  # of 10 ms
+    assert await it.agent.run() == "done"
+    rows = [r for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"]
+    assert {r.validity for r in rows} == {"valid"}
+    assert all("client_lag" in r.reasons for r in rows)
+    cells = [c["client"] for e in it.events("round_committed") for c in e.payload["cells"]]
+    assert {c["verdict"] for c in cells} == {"flag"}
+    said = instrument(it.run_dir, [("main", "main.1")], it.events())["sentences"]
+    assert any("flagged for lag above 2%" in s for s in said)
+
+
+async def test_lag_above_ten_percent_voids_and_trips(tmp_path: Path) -> None:
+    it = rig(tmp_path / "a", keep=lambda g: g.name == "pair.kv")
+    it.client.lag_us = 1500.0
+    assert await it.agent.run() == "tripped"
+    assert it.committed == []
+    assert {r.validity for r in FolderStore(it.run_dir).rows() if r.phase != "warmup"} == {"void"}
+    it = rig(tmp_path / "b", keep=lambda g: g.name == "pair.kv", overrides=frozenset({"max_void_share"}))
+    it.client.lag_us = 1500.0
+    assert await it.agent.run() == "done"
+    cells = [c["client"] for e in it.events("round_committed") for c in e.payload["cells"]]
+    assert {c["verdict"] for c in cells} == {"void"}
+    said = instrument(it.run_dir, [("main", "main.1")], it.events())["sentences"]
+    assert any("void for lag above 10%" in s for s in said)
+
+
+@pytest.mark.parametrize(
+    ("declared", "per_cpu", "processes"), [((), 1e6, 1), ((), 250.0, 2), (("client.processes=3",), 1e6, 3)]
+)
+async def test_processes_follow_the_self_check(
+    tmp_path: Path, declared: tuple[str, ...], per_cpu: float, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     it = rig(
-        tmp_path, "pairs.kv.boots=6", "pairs.kv.looks=[2,4]", "workloads.chat.n=8",
-        f"statistics.boot_sd.step_ms={boot_sd}", keep=lambda g: g.name == "pair.kv",
+        tmp_path, "pairs.kv.concurrency=3", "workloads.chat.n=3", "arms.plain.max_running_requests=3", *declared,
+        keep=lambda g: g.name.startswith("pair.kv"),
     )  # fmt: skip
+    scaled: list[tuple[int, list[int]]] = []
 
-    def step_ms(job: Job) -> float:
-        spread = 1 + 0.01 * (sum(job.request_id.encode()) % 7 - 3) / 3
-        return 10 * spread * (ratio if job.base_url.endswith("kv.b") else 1.0)
+    async def selfcheck() -> dict[str, Any]:
+        return {"chunks_per_cpu_s": per_cpu}
 
-    it.client.step_ms = step_ms
-    return it
+    async def scale(count: int, cpus: list[int]) -> None:
+        scaled.append((count, cpus))
 
-
-async def test_a_pair_stops_at_the_first_look_that_shows_it(tmp_path: Path) -> None:
-    it = _looked(tmp_path, 1.5)
+    it.client.selfcheck, it.client.scale = selfcheck, scale  # type: ignore[attr-defined]  # optional of a client
     assert await it.agent.run() == "done"
-    rounds = all_rounds(it)
-    assert it.committed == rounds[:2]
-    (stop,) = it.events("group_stopped")
-    assert (stop.payload["group"], stop.payload["look"], stop.payload["why"]) == ("pair.kv", 2, "differs")
-    assert stop.payload["skipped"] == rounds[2:]
-
-
-async def test_a_look_that_shows_nothing_goes_on_to_the_end(tmp_path: Path) -> None:
-    it = _looked(tmp_path, 1.0, boot_sd=0.2)
-    assert await it.agent.run() == "done"
-    assert it.committed == all_rounds(it)
-    assert it.events("group_stopped") == []
+    # Three streams at one step in 11 or 12 ms are some 250 chunks a second; a process may use half a core.
+    assert scaled == [(processes, [])]
+    (kept,) = (tmp_path / "provenance").glob("main~client-*.json")
+    assert json.loads(kept.read_text())["processes"] == processes

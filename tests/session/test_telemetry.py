@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from campaign.cloud.local import machine_id as node_name
 from campaign.session.ports import Telemetry
 from campaign.session.telemetry import HostTelemetry, Machine, Sample
 from campaign.testing.clock import VirtualClock
@@ -123,7 +124,7 @@ async def test_this_machine(tmp_path: Path) -> None:
     assert 0 < window["cpu_load"] <= 1
     assert 0.2 < window["cpu_max_load"] <= 1
     assert 0 <= window["steal"] <= 1
-    assert len(identity["node"]) == 16
+    assert identity["node"] == node_name()  # the name that the ledger has for it
     assert identity["memory_mib"] > 0
     assert machine_id() not in json.dumps(identity)
 

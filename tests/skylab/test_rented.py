@@ -63,7 +63,7 @@ SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 SECRET_TEXT = re.compile(rb"PRIVATE KEY-----|NAMED-secret")
 
 
-def secrets_on_the_node(lab: Lab, lease_key: str) -> tuple[set[str], set[str]]:
+def secrets_on_the_node(lab: Lab, node: str, lease_key: str) -> tuple[set[str], set[str]]:
     """Everything secret that is there: variables by process, files by name.
 
     A file counts where it holds a private key, a user's credential, or the key of the lease.
@@ -77,6 +77,9 @@ def secrets_on_the_node(lab: Lab, lease_key: str) -> tuple[set[str], set[str]]:
     ):
         for pid in lab.on_node(word):
             try:
+                # A timer of an earlier lease outlives its allocation where the scheduler has no cgroups.
+                if kind == "timer" and node.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    continue
                 environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
@@ -131,7 +134,7 @@ def test_campaign_on_a_rented_node(lab: Lab) -> None:
             for p in (lab.folder / "nodehome/.campaign").glob("*/order.json")
             if "cmp-" in str(p) and lab.squeue()[0].split()[1].startswith(p.parent.name)
         ]
-        variables, files = secrets_on_the_node(lab, json.loads(order.read_text())["key"])
+        variables, files = secrets_on_the_node(lab, order.parent.name, json.loads(order.read_text())["key"])
         code = process.wait(1200)
     finally:
         for name in CANARIES:

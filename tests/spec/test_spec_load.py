@@ -310,3 +310,51 @@ def test_set_problems_name_the_override(argument, says):
 def test_numbers_are_the_same_however_they_are_written():
     a = read(edited(("cap_usd: 10", "cap_usd: 1e1"), ("drift_delta: 0.25", "drift_delta: 2.5e-1")))
     assert a.canonical_sha256 == read(BASE).canonical_sha256
+
+
+@pytest.mark.parametrize("written", ["null", "'null'", "~"])
+def test_an_unquoted_null_is_the_null_test(written):
+    """YAML reads it as nothing; in this field nothing is the name of a test."""
+    loaded = read(BASE, (f"pairs.kv.kind={written}",))
+    pairs = [p for p in loaded.spec.pairs.values() if p.kind == "null"]
+    assert len(pairs) == 1
+    assert loaded.canonical_sha256 == read(BASE, ("pairs.kv.kind='null'",)).canonical_sha256
+
+
+@pytest.mark.parametrize(
+    ("sets", "field", "why"),
+    [
+        (("ladders.depth.boots=4", "ladders.depth.looks=[4]"), "ladders.depth.looks", "2 to 3 only"),
+        (
+            ("ladders.depth.boots=2", "ladders.depth.look_quads=[2]"),
+            "ladders.depth.look_quads",
+            "3 to 5 only",
+        ),
+        (
+            ("ladders.depth.boots=2", "ladders.depth.look_quads=[5,4]"),
+            "ladders.depth.look_quads",
+            "not in order",
+        ),
+        (("ladders.depth.staged=yes", "ladders.depth.values=[3,5]"), "ladders.depth.staged", "three depths"),
+        (
+            ("ladders.depth.staged=yes", "ladders.depth.values=[3,8,5]"),
+            "ladders.depth.staged",
+            "three depths",
+        ),
+        (
+            ("ladders.depth.staged=yes", "ladders.depth.field=threads", "ladders.depth.values=[2,3,4]"),
+            "ladders.depth.staged",
+            "forecasts depths",
+        ),
+    ],
+)
+def test_looks_and_stages_that_stop_nothing_are_refused(sets, field, why):
+    (problem,) = found(BASE, sets)
+    assert problem.field == field
+    assert why in problem.why
+
+
+def test_looks_inside_rounds_and_stages_are_read():
+    sets = ("ladders.depth.boots=2", "ladders.depth.look_quads=[3,5]", "ladders.depth.staged=yes")
+    ladder = read(BASE, (*sets, "ladders.depth.values=[2,4,6]")).spec.ladders["depth"]
+    assert (ladder.look_quads, ladder.staged) == ((3, 5), True)

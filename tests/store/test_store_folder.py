@@ -146,6 +146,18 @@ def test_sidecars_are_sealed_with_their_cell(store, tmp_path):
     assert {f.path for f in store.sealed()} == {rows.path, chunks.path, text.path}
 
 
+def test_sidecars_of_further_client_processes_are_sealed_with_the_first_s(store, tmp_path):
+    writer = cell(store)
+    record(writer, make_row(0))
+    sidecar(Path(writer.sidecar_dir), "r0", "r2")
+    sidecar(Path(writer.sidecar_dir) / "p1", "r1")
+    _, chunks, text = writer.seal()
+    lines = [json.loads(line)["request_id"] for line in read_zst(tmp_path / chunks.path).splitlines()]
+    assert lines == ["r0", "r2", "r1"]
+    assert (chunks.rows, text.rows) == (3, 3)
+    assert not Path(writer.sidecar_dir).exists()
+
+
 def test_a_cell_name_cannot_leave_the_run(store):
     # `/` becomes `~`, so dots have nothing to climb.
     writer = store.open_cell("..", "../../x", 0)

@@ -1,0 +1,142 @@
+"""The whole way: a shipper's own process on the node's side, a followed agent on the controller's, S3 in between."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from campaign.clock import SystemClock
+from campaign.cloud import stored
+from campaign.fleet import shipper
+from campaign.ledger.agent import AgentJournal, journal_path, source_of
+from campaign.ledger.events import NewEvent
+from campaign.store.layout import RunDir
+from campaign.testing.proxy import Proxy
+
+LEASE = "s1.1"
+
+
+class Inner:
+    """The provider's own line to the agent."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def events(self):
+        raise AssertionError("events come through the store")
+
+    async def stop(self, why: str, gate: str | None = None) -> None:
+        self.told.append(f"stop {why} {gate}")
+
+    async def kill(self) -> None:
+        self.told.append("kill")
+
+    async def extend(self, deadline_utc_ns: int, worst_usd_micro: int) -> None:
+        self.told.append(f"extend {deadline_utc_ns} {worst_usd_micro}")
+
+
+class Node:
+    """A node's folder as `node_agent` sees it."""
+
+    def __init__(self, folder: Path, store: str, run: str) -> None:
+        self.folder, self.run_dir = folder, RunDir(folder / "run")
+        self.run_dir.root.mkdir(parents=True)
+        (folder / "order.json").write_text(json.dumps({"run": run, "terms": {"lease": LEASE}}))
+        self.run_dir.canonical.write_text(json.dumps({"store": store}))
+        self.store = store
+        self.journal = AgentJournal(journal_path(self.run_dir, LEASE), source_of(LEASE), SystemClock())
+
+    def round(self, number: int) -> None:
+        path = self.run_dir.rows / f"{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(f"rows of {number}".encode())
+        self.say("round_committed", round_id=f"g/r{number}", attempt=0, cells=[])
+
+    def say(self, type_: str, **payload: object) -> None:
+        self.journal.append(NewEvent(type_, payload, "s1"))
+
+
+def controller(tmp_path: Path, store: str) -> RunDir:
+    here = RunDir(tmp_path / "the-run")
+    here.root.mkdir()
+    here.canonical.write_text(json.dumps({"store": store}))
+    return here
+
+
+async def test_events_and_rows_come_through_a_cut_line(
+    tmp_path: Path, s3_alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploaded by a process of its own; the server dies and comes back empty in the middle; nothing is missing."""
+    monkeypatch.setattr(shipper, "EVERY_S", 0.2)
+    monkeypatch.setattr(stored, "POLL_S", 0.1)
+    async with Proxy(s3_alone.port) as proxy:
+        store = s3_alone.store(proxy.port)
+        node, here = Node(tmp_path / "node", store, "the-run"), controller(tmp_path, store)
+        process = shipper.start(node.folder)
+        try:
+            objects = stored.open_objects(store, "the-run", LEASE)
+            assert objects is not None
+            inner = Inner()
+            run = stored.StoredRun(inner, objects, here, LEASE, SystemClock())
+            events = run.events()
+
+            async def until(type_: str) -> NewEvent:
+                async for event in events:
+                    if event.type == type_:
+                        return event
+                raise AssertionError(type_)
+
+            node.round(0)
+            async with asyncio.timeout(90):
+                assert (await until("round_committed")).payload["round_id"] == "g/r0"
+            assert (here.rows / "0.parquet").read_bytes() == b"rows of 0"
+            proxy.refuse = True
+            proxy.abort()
+            node.round(1)
+            s3_alone.kill()
+            s3_alone.start()
+            proxy.refuse = False
+            async with asyncio.timeout(90):
+                assert (await until("round_committed")).payload["round_id"] == "g/r1"
+            assert (here.rows / "1.parquet").read_bytes() == b"rows of 1"
+            await run.stop("enough", "cost")
+            await run.extend(5, 6)
+            node.say("session_finished", state="stopped", reason="enough")
+            async with asyncio.timeout(90):
+                await until("session_finished")
+            assert inner.told == ["stop enough cost", "extend 5 6"]
+            with pytest.raises(StopAsyncIteration):
+                await anext(events)
+        finally:
+            done = await asyncio.to_thread(shipper.finish, process)
+        assert done == 0, (node.folder / "shipper.log").read_text()
+        # What the first server had is in the second one too, and a controller that comes back reads it all.
+        anew = controller(tmp_path / "node", store)
+        found = await stored.fetch(LEASE, str(anew.root), SystemClock())
+    assert found is not None
+    assert [e.type for e in found] == ["round_committed", "round_committed", "session_finished"]
+    assert sorted(p.name for p in anew.rows.iterdir()) == ["0.parquet", "1.parquet"]
+
+
+async def test_a_node_that_is_gone_leaves_what_it_had_shipped(tmp_path: Path, s3) -> None:
+    """No last commit ever comes: what is there is brought after a wait."""
+    store = s3.store(prefix="gone")
+    node, here = Node(tmp_path / "node", store, "the-run"), controller(tmp_path, store)
+    objects = stored.open_objects(store, "the-run", LEASE)
+    assert objects is not None
+    one = shipper.Shipper(node.run_dir.root, shipper.FolderObjects(node.folder / "spool"), objects)
+    node.round(0)
+    one.collect()
+    one.push()
+    node.round(1)  # and there it is taken away
+    found = await stored.fetch(LEASE, str(here.root), SystemClock(), wait_s=0.2)
+    assert found is not None
+    assert [e.payload["round_id"] for e in found] == ["g/r0"]
+
+
+async def test_a_folder_is_no_object_store(tmp_path: Path) -> None:
+    here = controller(tmp_path, "results/")
+    assert await stored.fetch(LEASE, str(here.root), SystemClock()) is None
+    assert stored.through_store(json.dumps({"store": "s3://bucket/x"}))
+    assert not stored.through_store(json.dumps({"store": "results/"}))
