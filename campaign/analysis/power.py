@@ -32,7 +32,7 @@ def clocks(rows: Iterable[RequestRow], pair: tuple[str, str]) -> tuple[set[str],
     if len(by_arm) < 2:
         return set(), set()
     notes = {"throttled"} if any(r.gpu_throttle for mine in by_arm.values() for r in mine) else set()
-    middle = {arm: median([r.gpu_sm_mhz or 0.0 for r in mine]) for arm, mine in by_arm.items()}
+    middle = {arm: median([r.gpu_sm_mhz or 0.0 for r in mine]) or 0.0 for arm, mine in by_arm.items()}
     slow, fast = sorted(middle, key=lambda arm: (middle[arm], arm))
     if middle[fast] <= 0 or 1 - middle[slow] / middle[fast] <= APART:
         return set(), notes

@@ -1,0 +1,67 @@
+"""Steps of overlapping requests, and what rows say of GPUs, on rows of a real H200."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from campaign.analysis.overlap import shared
+from campaign.analysis.power import clocks, energy, idle
+from campaign.store.run import open_run
+
+DEPTH = next((Path(__file__).parents[2] / "examples/runs/h200").glob("*-174951"))
+ARM, BASE = "depth8=ngram-breadth1-depth1", "plain"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    every = open_run(DEPTH).requests().rows()
+    return [r for r in every if r.group == "ladder.depth8" and r.phase == "measure" and r.arm in {ARM, BASE}]
+
+
+def test_a_cell_s_counters_are_shared_out_whole(rows):
+    mine = [r for r in rows if r.arm == ARM]
+    key = (mine[0].session, mine[0].cell)
+    found = shared(mine, {key: {"counters": {"verify_steps": 8999, "generated": 9216}}}, {ARM: 1})
+    assert sum(r.steps for r in found) == sum(r.drafts for r in found) == 8999
+    assert sum(r.accepted for r in found) == 48 * 191 - 8999
+    assert {r.accept_len for r in found} == {48 * 191 / 8999}
+    for r in found:
+        assert r.decode_tok_s == pytest.approx(1000 * r.accept_len / r.step_ms)
+        assert "counters_of_cell" in r.reasons
+
+
+def test_each_wave_s_counters_where_the_round_scraped_them(rows):
+    mine = [r for r in rows if r.arm == ARM]
+    key = (mine[0].session, mine[0].cell)
+    waves = [{"steps": s, "drafts": s, "drafted": s, "accepted": 8 * 191 - s} for s in range(1500, 1506)]
+    found = shared(mine, {key: {"waves": waves}}, {ARM: 1})
+    for i in range(6):
+        assert sum(r.steps for r in found if r.block == f"w{i}") == 1500 + i
+
+
+@pytest.mark.parametrize("counters", [{}, {"generated": 9216}, {"verify_steps": 8999, "generated": 9300}])
+def test_counters_that_do_not_add_up_give_no_steps(rows, counters):
+    mine = [r for r in rows if r.arm == ARM]
+    assert shared(mine, {(mine[0].session, mine[0].cell): {"counters": counters}}, {ARM: 1}) == mine
+
+
+def test_unequal_clocks_are_fatal_and_the_power_cap_is_a_note(rows):
+    assert clocks(rows, (BASE, ARM))[0] == set()
+    slow = [replace(r, gpu_sm_mhz=1500.0, gpu_power_cap=0.0) if r.arm == ARM else r for r in rows]
+    assert clocks(slow, (BASE, ARM))[0] == {"unequal_clocks"}
+    capped = [replace(r, gpu_power_cap=0.4) for r in slow]
+    assert clocks(capped, (BASE, ARM)) == (set(), {"power_cap"})
+    hot = [replace(r, gpu_throttle=0.5) for r in slow]
+    assert clocks(hot, (BASE, ARM)) == ({"unequal_clocks"}, {"throttled"})
+    assert clocks([replace(r, gpu_sm_mhz=None) for r in slow], (BASE, ARM)) == (set(), set())
+
+
+def test_joules_by_time_and_idle_by_what_was_in_flight(rows):
+    base = next(e for e in energy(rows) if e.arm == BASE)
+    assert base.source == "power_by_time"
+    assert base.joules_per_token == pytest.approx(0.353, abs=0.001)
+    one = [r for r in rows if r.arm == BASE][:1]
+    took = (one[0].done_ns - one[0].sent_ns) / 1e9
+    (found,) = idle([*one, *one], {"depth": 2 * took})
+    assert found.share == pytest.approx(0.5)
