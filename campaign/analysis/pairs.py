@@ -26,6 +26,7 @@ from campaign.analysis.estimate import Estimate, critical
 from campaign.analysis.model import BootSdSource
 from campaign.analysis.serial import independent
 from campaign.analysis.variance import (
+    KNOWN_N,
     Boot,
     BootVariance,
     Split,
@@ -61,7 +62,7 @@ class BootSd:
     reasons: tuple[str, ...] = ()
     signed: float | None = None
     """The estimated variance before it is cut off at zero; None where it is declared or unknown."""
-    n: float = math.inf
+    n: float = KNOWN_N
     """Blocks a boot behind the estimate."""
     own_df: float = 0.0
     """Degrees of freedom of the comparison's own boots in it."""
@@ -180,7 +181,7 @@ def boot_sd(
             residual = prior.residual_sd.get(metric, 0.0) ** 2
         return BootSd(
             known, prior.boot_df.get(metric, KNOWN_DF), "prior", residual,
-            signed=prior.boot_signed.get(metric), n=prior.boot_n.get(metric, math.inf),
+            signed=prior.boot_signed.get(metric), n=prior.boot_n.get(metric, KNOWN_N),
         )  # fmt: skip
     return BootSd(None, 0.0, "unknown", residual, ("boot_sd_unknown",))
 

@@ -52,6 +52,10 @@ class Split:
         return self.ms_boot - self.ms_residual / self.n
 
 
+KNOWN_N = 1e6
+"""Blocks a boot of a variance that is taken as known: so many that the residual adds nothing. Finite, for JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class BootVariance:
     """Pooled over groups."""
@@ -59,7 +63,7 @@ class BootVariance:
     signed: float
     """A difference of mean squares, so it may be negative; cut off at zero it would be too large on average."""
     df: float
-    n: float = math.inf
+    n: float = KNOWN_N
     """Blocks a boot behind it: the residual of a boot's mean falls with them, and with it the noise of the estimate."""
 
     @property
@@ -191,7 +195,7 @@ def join(parts: Sequence[BootVariance], residual: float) -> BootVariance | None:
     # One n that stands for all: the noise of the whole is what boots of so many blocks would have.
     noise = math.fsum(w * w * s / p.df for w, s, p in zip(weights, square, kept, strict=True)) / total**2
     excess = math.sqrt(noise * df) - first
-    return BootVariance(signed, df, residual / excess if excess > 0 else math.inf)
+    return BootVariance(signed, df, min(KNOWN_N, residual / excess) if excess > 0 else KNOWN_N)
 
 
 def residents(boots: Sequence[Boot], design: str) -> bool:

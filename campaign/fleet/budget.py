@@ -35,6 +35,7 @@ AGENT_MAY_SAY: Final = frozenset(
         "round_committed",
         "round_voided",
         "group_stopped",
+        "forecast_made",
         "anchor_judged",
         "agent_heartbeat",
         "session_started",

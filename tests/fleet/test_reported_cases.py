@@ -45,7 +45,7 @@ async def test_each_cluster_carries_its_own_timer_and_goes_by_itself() -> None:
 
 def test_launch_call_itself_sets_the_timer() -> None:
     """One call, with down and with a timer that does not wait for jobs; purge is nowhere."""
-    text = (ROOT / "campaign" / "cloud" / "sky.py").read_text(encoding="utf-8")
+    text = (ROOT / "campaign" / "cloud" / "sky_calls.py").read_text(encoding="utf-8")
     call = text[text.index("request = sky.launch(") :].split(")\n", 1)[0]
     for words in ("idle_minutes_to_autostop=minutes", "down=True", "wait_for=AutostopWaitFor.NONE"):
         assert words in call
