@@ -45,8 +45,9 @@ def further(
     stopped: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     forecasts: Sequence[Mapping[str, Any]] = (),
     billed_s: Mapping[str, float] | None = None,
+    sent: Sequence[RequestRow] | None = None,
 ) -> Further:
-    """Everything beside the verdicts. rows: valid ones."""
+    """Everything beside the verdicts. rows: valid ones; sent: all there are, for the time in which a GPU was busy."""
     measured = [r for r in rows if r.phase == "measure" and r.validity == "valid"]
     said: list[tuple[str, str]] = []
     crossed = across.inside(plan, run, measured)
@@ -65,7 +66,7 @@ def further(
     )
     power = energy(measured)
     said += _energy(power)
-    gpu_idle = idle(rows, billed_s or {})
+    gpu_idle = idle(rows if sent is None else sent, billed_s or {})
     said += [
         (
             "GPU idle",
@@ -155,7 +156,11 @@ def _forecasts(
     """Forecasts written down before a stage ran, each against what came."""
     found = []
     for entry in made:
-        mine = [r for r in rows if r.session == entry["session"] and r.workload == entry["workload"]]
+        # As it was made: the same arm may stand at a higher concurrency elsewhere in the session.
+        mine = [
+            r for r in rows
+            if r.session == entry["session"] and r.workload == entry["workload"] and r.concurrency == 1
+        ]  # fmt: skip
         for f in entry["forecasts"]:
             about = {
                 "session": entry["session"], "group": entry["group"], "arm": f["arm"], "best_tok_s": entry["best_tok_s"],

@@ -34,10 +34,32 @@ def test_a_cell_s_counters_are_shared_out_whole(rows):
 def test_each_wave_s_counters_where_the_round_scraped_them(rows):
     mine = [r for r in rows if r.arm == ARM]
     key = (mine[0].session, mine[0].cell)
-    waves = [{"steps": s, "drafts": s, "drafted": s, "accepted": 8 * 191 - s} for s in range(1500, 1506)]
+    asked = {"requests": 8, "tokens": 8 * 192}
+    waves = [
+        asked | {"steps": s, "drafts": s, "drafted": s, "accepted": 8 * 191 - s} for s in range(1500, 1506)
+    ]
     found = shared(mine, {key: {"waves": waves}}, {ARM: 1})
     for i in range(6):
         assert sum(r.steps for r in found if r.block == f"w{i}") == 1500 + i
+
+
+def test_ramp_and_tail_lend_their_acceptance_and_no_step(rows):
+    """A steady loop is scraped around all it sends: two slot sets of the six are cut and stand in no row here."""
+    mine = [r for r in rows if r.arm == ARM]
+    kept = [r for r in mine if r.block not in {"w0", "w5"}]
+    assert (len(mine), len(kept)) == (48, 32)
+    window = {
+        "requests": 48, "tokens": 48 * 192, "steps": 4584, "drafts": 4584, "drafted": 4584, "accepted": 4584,
+    }  # fmt: skip
+    key = (mine[0].session, mine[0].cell)
+    found = shared(kept, {key: {"overlapping": window, "waves": [window]}}, {ARM: 1})
+    assert {r.accept_len for r in found} == {2.0}
+    assert sum(r.steps for r in found) == 32 * 191 // 2
+    assert all(r.step_ms == pytest.approx(2000 / r.decode_tok_s) for r in found)
+    assert all(r.reasons[-2:] == ("counters_of_cell", "counters_with_ramp") for r in found)
+    # Fewer tokens than the rows hold: these counters are of something else.
+    few = window | {"tokens": 32 * 192 - 1, "requests": 32}
+    assert shared(kept, {key: {"overlapping": few}}, {ARM: 1}) == kept
 
 
 @pytest.mark.parametrize("counters", [{}, {"generated": 9216}, {"verify_steps": 8999, "generated": 9300}])
@@ -52,9 +74,21 @@ def test_unequal_clocks_are_fatal_and_the_power_cap_is_a_note(rows):
     assert clocks(slow, (BASE, ARM))[0] == {"unequal_clocks"}
     capped = [replace(r, gpu_power_cap=0.4) for r in slow]
     assert clocks(capped, (BASE, ARM)) == (set(), {"power_cap"})
+    background = [replace(r, gpu_power_cap=0.2) for r in slow]  # as at full clock on this machine
+    assert clocks(background, (BASE, ARM)) == ({"unequal_clocks"}, set())
     hot = [replace(r, gpu_throttle=0.5) for r in slow]
     assert clocks(hot, (BASE, ARM)) == ({"unequal_clocks"}, {"throttled"})
     assert clocks([replace(r, gpu_sm_mhz=None) for r in slow], (BASE, ARM)) == (set(), set())
+
+
+def test_energy_of_batches_that_overlap_is_not_known(rows):
+    """The next batch of a steady loop starts while the last still runs: both would be given the whole GPU's energy."""
+    mine = [r for r in rows if r.arm == BASE]
+    early = [replace(r, sent_ns=r.sent_ns - 5_000_000) if r.block == "w3" else r for r in mine]
+    assert [e.arm for e in energy(mine)] == [BASE]
+    gap = min(r.sent_ns for r in mine if r.block == "w3") - max(r.done_ns for r in mine if r.block == "w2")
+    late = [replace(r, done_ns=r.done_ns + gap + 1) if r.block == "w2" else r for r in early]
+    assert energy(late) == []
 
 
 def test_joules_by_time_and_idle_by_what_was_in_flight(rows):

@@ -104,6 +104,29 @@ async def test_a_stopped_pair_stays_stopped_and_nothing_is_repeated(tmp_path: Pa
     assert again.progress.done == again.progress.total
 
 
+async def test_a_stop_that_cannot_be_made_again_claims_nothing(tmp_path: Path) -> None:
+    """The boots' part of the interval was the run's own; a report without it must not fall back on a fixed n."""
+    sets = ("statistics.boot_sd.step_ms=0.005",)
+    it = paired(tmp_path, 1.5, "pairs.kv.looks=[2,4]")
+    await it.agent.run()
+    found, _, rows = concluded(it, *sets)
+    step = next(v for v in found.verdicts if v.metric == "step_ms")
+    assert (step.verdict, step.verdict_adjusted) == ("slower", "slower")
+    (stop,) = it.events("group_stopped")
+    early = {("main", "pair.kv"): Stop(1)}  # no look stands there
+    assert stop.payload["look"] == 2
+    session = replace(it.plan, comparisons=tuple(c for c in it.plan.comparisons if c.group == "pair.kv"))
+    plan = CampaignPlan("c", 1, (session,), ("main",), (), (), ())  # type: ignore[arg-type]  # dollars do not matter here
+    spec = load(Path(__file__).parents[2] / "experiments.yaml", sets).spec
+    again = conclude(
+        [r for r in rows if r.round < 1], plan, declared_boot_sd=spec.statistics.boot_sd, confidence=0.95,
+        usd_by_group={}, partial=False, anchor=spec.anchor, stopped=early,
+    )  # fmt: skip
+    step = next(v for v in again.verdicts if v.metric == "step_ms")
+    assert (step.verdict, step.verdict_adjusted, step.lo, step.p) == ("unresolved", "unresolved", None, None)
+    assert "look_not_repeatable" in step.reasons
+
+
 async def test_a_look_inside_a_round_stops_after_whole_quads(tmp_path: Path) -> None:
     """8 prompts: 4 quads a round. The look after quad 6 stands in the middle of the second round."""
     sets = ("pairs.kv.look_quads=[6,10]", "statistics.boot_sd.step_ms=0.005")
