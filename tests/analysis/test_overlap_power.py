@@ -7,6 +7,7 @@ import pytest
 
 from campaign.analysis.overlap import shared
 from campaign.analysis.power import clocks, energy, idle
+from campaign.report.further import further
 from campaign.store.run import open_run
 
 DEPTH = next((Path(__file__).parents[2] / "examples/runs/h200").glob("*-174951"))
@@ -99,3 +100,13 @@ def test_joules_by_time_and_idle_by_what_was_in_flight(rows):
     took = (one[0].done_ns - one[0].sent_ns) / 1e9
     (found,) = idle([*one, *one], {"depth": 2 * took})
     assert found.share == pytest.approx(0.5)
+
+
+def test_a_gpu_that_served_a_void_request_was_not_idle():
+    run = open_run(DEPTH)
+    rows, plan = run.requests().rows(), run.plan()
+    took = replace(rows[0], validity="void", sent_utc_ns=rows[0].sent_utc_ns + 10**13)
+    about = {"run": "r", "usd_by_group": {}, "declared": {}, "prior": None, "billed_s": {"depth": 1000.0}}
+    base = further(rows, plan, (), **about).gpu_idle[0]["busy_s"]
+    more = further(rows, plan, (), **about, sent=[*rows, took]).gpu_idle[0]["busy_s"]
+    assert more == pytest.approx(base + (took.done_ns - took.sent_ns) / 1e9)

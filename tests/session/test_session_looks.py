@@ -272,11 +272,22 @@ async def test_a_staged_ladder_goes_on_where_a_deeper_arm_may_win_and_is_scored(
     assert flow.index(("forecast_made", "ladder.depth@s2")) < flow.index(
         ("round_started", "ladder.depth@s2/r0")
     )
-    found, beside, _ = concluded(it, *STAGED)
+    found, beside, rows = concluded(it, *STAGED)
     six = next(f for f in beside.forecasts if f["arm"] == "depth=6")
     scores = {s["quantity"]: s for s in six["scores"]}
     assert set(scores) == {"tau", "tok_s"}
     assert math.isclose(scores["tok_s"]["came"], scores["tok_s"]["said"], rel_tol=0.2)
+    # The same arm many at once, elsewhere in the session, is not what was forecast.
+    beside_it = [
+        replace(r, concurrency=8, window_ms=10 * (r.window_ms or 0.0), group="pair.busy")
+        for r in rows if r.arm == "depth=6"
+    ]  # fmt: skip
+    plan = CampaignPlan("c", 1, (it.plan,), ("main",), (), (), ())  # type: ignore[arg-type]  # dollars do not matter here
+    more = further(
+        [*rows, *beside_it], plan, (), run="r", usd_by_group={}, declared={}, prior=None,
+        forecasts=fold(events(it)).forecasts,
+    )  # fmt: skip
+    assert more.forecasts == beside.forecasts
     (ladder,) = found.speculation
     assert [w.arm for w in ladder.widths] == ["depth=2", "depth=4", "depth=6", "depth=8"]
     assert {v.pair for v in found.verdicts if v.primary} == {
