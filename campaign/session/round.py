@@ -193,7 +193,7 @@ class RoundRunner:
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
-        ctx, start_ns = self._ctx, self._ctx.clock.monotonic_ns()
+        ctx = self._ctx
         ctx.emit("round_started", round_id=self._round.id, attempt=self._attempt)
         try:
             self._mark("load", self._group.name)
@@ -204,8 +204,10 @@ class RoundRunner:
             if self._group.concurrency > 1:
                 self._before = {arm: await self._scraped(boot) for arm, boot in self._boots.items()}
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
+            # A GPU that waits for weights is neither hot nor slow: the boot would dilute what is held against limits.
+            start_ns = ctx.clock.monotonic_ns()
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
-            await self._commit(start_ns)
+            await self._commit(start_ns, ctx.clock.monotonic_ns())
         except (EngineError, Tripped) as error:
             self._void(str(error))
             raise
@@ -579,7 +581,7 @@ class RoundRunner:
 
     # --- the end
 
-    async def _commit(self, start_ns: int) -> None:
+    async def _commit(self, start_ns: int, end_ns: int) -> None:
         await self._alone()
         self._drafters_are_real()
         for arm, valid in self._rows.items():
@@ -589,7 +591,7 @@ class RoundRunner:
         grown = {
             arm: growth(before, await self._scraped(self._boots[arm])) for arm, before in self._before.items()
         }
-        read = await self._ctx.ports.telemetry.window(start_ns, self._ctx.clock.monotonic_ns())
+        read = await self._ctx.ports.telemetry.window(start_ns, end_ns)
         telemetry = {name: finite(value) for name, value in read.items()}
         slow = telemetry_trip(telemetry, self._ctx.limits, self._ctx.who.session)
         self._gate(slow and replace(slow, detail=f"{self._round.id}: {slow.detail}"))
