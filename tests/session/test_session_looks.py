@@ -14,6 +14,7 @@ from campaign.analysis.conclude import conclude
 from campaign.analysis.looks import Stop
 from campaign.client.base import Job
 from campaign.engines.base import Counters
+from campaign.errors import EngineError
 from campaign.ledger.events import Event
 from campaign.ledger.state import fold
 from campaign.plan.model import CampaignPlan
@@ -102,6 +103,28 @@ async def test_a_stopped_pair_stays_stopped_and_nothing_is_repeated(tmp_path: Pa
     assert await again.agent.run() == "done"
     assert (again.committed, again.host.booted, again.client.jobs) == ([], [], [])
     assert again.progress.done == again.progress.total
+
+
+async def test_a_look_in_a_round_that_then_fails_stops_nothing(tmp_path: Path) -> None:
+    """The look's decision is committed with its round: done again without it, the group runs to its end."""
+    it = paired(tmp_path, 1.5, "pairs.kv.look_quads=[6]")
+    failed: list[str] = []
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        if "/r1/" in boot_id and not failed:
+            failed.append(boot_id)
+            it.client.step_ms = steps({})  # the second time nothing is to be seen
+            raise EngineError("died", f"{boot_id}: gone before its round was committed")
+        return {"effective": [], "pages": []}
+
+    it.host.recheck = recheck  # type: ignore[attr-defined]  # a host may have it
+    assert await it.agent.run() == "done"
+    assert len(failed) == 1
+    assert [e.payload["attempt"] for e in it.events("round_voided")] == [0]
+    assert it.committed == all_rounds(it)
+    assert it.events("group_stopped") == []
+    assert not any("group_stopped" in e.payload for e in it.events("round_committed"))
+    assert it.progress.done == it.progress.total
 
 
 async def test_a_stop_that_cannot_be_made_again_claims_nothing(tmp_path: Path) -> None:
