@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign.analysis.forecast import foresee
 from campaign.analysis.overlap import shared
 from campaign.analysis.power import clocks, energy, idle
 from campaign.report.further import further
@@ -110,3 +111,17 @@ def test_a_gpu_that_served_a_void_request_was_not_idle():
     base = further(rows, plan, (), **about).gpu_idle[0]["busy_s"]
     more = further(rows, plan, (), **about, sent=[*rows, took]).gpu_idle[0]["busy_s"]
     assert more == pytest.approx(base + (took.done_ns - took.sent_ns) / 1e9)
+
+
+def test_simulated_acceptance_forecasts_nothing():
+    """It shares method and depth with an arm that really drafts, and its rate is the best of all."""
+    run = open_run(DEPTH)
+    rows = [r for r in run.requests().rows() if r.group == "ladder.depth1" and r.phase == "measure"]
+    arms = {n: run.plan().sessions[0].arms[n].config.speculation for n in sorted({r.arm for r in rows})}
+    (simulated,) = [n for n, s in arms.items() if s is not None and s.simulated_acceptance is not None]
+    new = arms[ARM.replace("depth8", "depth1")].model_copy(update={"depth": 5})
+    real = {n: s for n, s in arms.items() if n != simulated}
+    said, best = foresee(rows, {**arms, "new": new}, ["new"])
+    assert (said, best) == foresee(rows, {**real, "new": new}, ["new"])
+    assert said[0].tau == pytest.approx(1.02, abs=0.03)
+    assert best == pytest.approx(199, rel=0.02)
