@@ -26,7 +26,7 @@ from campaign.analysis.forecast import (
 from campaign.clock import Clock, iso
 from campaign.errors import CampaignError, StoreError, UserError
 from campaign.plan.model import SessionPlan
-from campaign.report.further import drafters
+from campaign.report.further import drafters, simulated_arms
 from campaign.store.jsonl import describe
 from campaign.store.layout import RunDir
 from campaign.store.run import Run
@@ -180,11 +180,7 @@ def scored(store: Path) -> list[Scored]:
 
 def _real(session: SessionPlan) -> list[Drafter]:
     """Without arms of simulated acceptance: they share method and depth with arms that draft."""
-    made_up = {
-        arm.name
-        for arm in session.arms.values()
-        if arm.config.speculation is not None and arm.config.speculation.simulated_acceptance is not None
-    }
+    made_up = simulated_arms(session)
     return [a for a in drafters(session) if a.name not in made_up]
 
 

@@ -213,7 +213,8 @@ def _champions(
     for group in session.groups:
         if group.kind not in {"ladder", "pair"} or len(group.arms) < 3:
             continue
-        mine = [r for r in rows if r.group == group.name]
+        made_up = simulated_arms(session)
+        mine = [r for r in rows if r.group == group.name and r.arm not in made_up]
         # Only prompts and boots that all arms have: an arm with fewer would be judged on easier ones.
         best = champion(boots_of(mine, "decode_tok_s"), higher=True)
         if best is None:
@@ -260,6 +261,15 @@ def _replicates(session: SessionPlan, rows: Sequence[RequestRow]) -> list[dict[s
                 | {"arms": list(pooled.arms)}
             )
     return found
+
+
+def simulated_arms(session: SessionPlan) -> frozenset[str]:
+    """Arms whose acceptance is made up: none of them is a best arm, nor a forecast's evidence."""
+    return frozenset(
+        arm.name
+        for arm in session.arms.values()
+        if arm.config.speculation is not None and arm.config.speculation.simulated_acceptance is not None
+    )
 
 
 def drafters(session: SessionPlan) -> list[Drafter]:

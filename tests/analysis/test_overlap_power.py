@@ -125,3 +125,13 @@ def test_simulated_acceptance_forecasts_nothing():
     assert (said, best) == foresee(rows, {**real, "new": new}, ["new"])
     assert said[0].tau == pytest.approx(1.02, abs=0.03)
     assert best == pytest.approx(199, rel=0.02)
+
+
+def test_no_arm_of_simulated_acceptance_is_the_best():
+    run = open_run(DEPTH)
+    about = {"run": "r", "usd_by_group": {}, "declared": {}, "prior": None}
+    found = further(run.requests().rows(), run.plan(), (), **about).champions
+    assert [(c["group"], c["arm"], c["k"]) for c in found] == [
+        ("ladder.depth1", BASE, 5),
+        ("ladder.depth8", BASE, 5),
+    ]
