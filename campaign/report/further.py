@@ -232,7 +232,8 @@ def _champions(
                 (
                     f"{best.arm} is the best of {best.k} in {session.name} / {group.name}: {words.number(best.raw)} tok/s as "
                     f"picked, {words.number(best.adjusted)} with the picking taken off (it leads on "
-                    f"{best.picked.get(best.arm, 0) * 100:.0f} % of held-out {best.part}s)"
+                    f"{best.picked.get(best.arm, 0) * 100:.0f} % of held-out {best.part}s"
+                    + ("; one boot an arm, whose luck is not taken off)" if best.reasons else ")")
                 ),
             )
         )
@@ -299,7 +300,7 @@ def _decompositions(
         if d.slope.value is not None:
             lo, hi = words.number(d.slope.lo), words.number(d.slope.hi)
             parts.append(
-                f"a further verified token {words.number(d.slope.value)} ms [{lo}, {hi}] ({d.method})"
+                f"a further verified token {words.number(d.slope.value)} ms [{lo}, {hi}], these boots only ({d.method})"
             )
         for arm in d.arms:
             broken = [r for r in arm.reasons if r == "not_identified:verify_above_step"]

@@ -130,8 +130,13 @@ def test_simulated_acceptance_forecasts_nothing():
 def test_no_arm_of_simulated_acceptance_is_the_best():
     run = open_run(DEPTH)
     about = {"run": "r", "usd_by_group": {}, "declared": {}, "prior": None}
-    found = further(run.requests().rows(), run.plan(), (), **about).champions
+    beside = further(run.requests().rows(), run.plan(), (), **about)
+    found = beside.champions
     assert [(c["group"], c["arm"], c["k"]) for c in found] == [
         ("ladder.depth1", BASE, 5),
         ("ladder.depth8", BASE, 5),
     ]
+    # What the sentences say is no more than what their intervals hold.
+    said = [text for kind, text in beside.sentences if kind in {"champion", "speculation"}]
+    assert all("luck is not taken off" in text or "these boots only" in text for text in said)
+    assert len(said) == 3
