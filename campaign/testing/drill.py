@@ -70,7 +70,7 @@ gates: {boot_timeout: 60s, request_timeout: 60s, heartbeat: 120s}
 HOLD_S = 400.0
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=None)
 def _template(path: str | None = None, hold_s: float = 0.0) -> tuple[Spec, CampaignPlan, str]:
     import tempfile
 
