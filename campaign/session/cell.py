@@ -14,6 +14,21 @@ from campaign.engines import prometheus
 from campaign.engines.base import Counters
 
 
+def growth(before: Counters | None, after: Counters | None) -> dict[str, int] | None:
+    """What a server's counters gained between two scrapes of one process; None where either is missing.
+
+    A counter that was absent before and is there now stood at zero (SGLang makes it at the first draft).
+    """
+    if before is None or after is None or before.started != after.started:
+        return None
+    out = {}
+    for name in ("drafts", "drafted", "accepted", "verify_steps", "generated", "cached_tokens"):
+        first, last = getattr(before, name), getattr(after, name)
+        if last is not None:
+            out[name] = int(last - (first or 0))
+    return out
+
+
 def whole(windows: Sequence["CellWindow"]) -> "CellWindow":
     """All waves of a cell as one window: nothing else is sent to its server between them."""
     return CellWindow(

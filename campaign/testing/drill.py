@@ -9,7 +9,7 @@ ledger is in memory. Everything follows from the seed.
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -37,6 +37,8 @@ from campaign.spec.models import Spec
 from campaign.store.layout import RunDir
 from campaign.testing.clock import VirtualClock
 from campaign.testing.cloud import FAULTS, SimCloud, SimulatedProvider
+from campaign.testing.drill_counts import Outcome, Totals
+from campaign.testing.mortal import Crash, Database, Process
 
 INSTALL = "0123456789ab"
 TICK_S, POLL_S = 20.0, 15.0
@@ -65,75 +67,10 @@ gates: {boot_timeout: 60s, request_timeout: 60s, heartbeat: 120s}
 """
 
 
-class Crash(BaseException):
-    """The controller's process ends here. Not an Exception: nothing of the product may catch it."""
-
-
-@dataclass(slots=True)
-class Process:
-    """One life of the controller. Every boundary it crosses is counted; at `dies_at` it is dead."""
-
-    dies_at: int | None
-    crossed: int = 0
-    dead: bool = False
-    died: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def cross(self, _: str = "") -> None:
-        """A boundary: a commit, or one end of a call. A dead process gets no further."""
-        self.crossed += 1
-        if self.dead or (self.dies_at is not None and self.crossed >= self.dies_at):
-            self.dead = True
-            self.died.set()
-            raise Crash
-
-
-class Database(sqlite3.Connection):
-    """A connection whose owner may die right before or right after any commit."""
-
-    process: Process | None = None
-
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run a statement; both sides of COMMIT are boundaries."""
-        if sql != "COMMIT" or self.process is None:
-            return super().execute(sql, parameters)
-        self.process.cross()
-        done = super().execute(sql, parameters)
-        self.process.cross()
-        return done
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one campaign came to."""
-
-    seed: int
-    faults: int = 0
-    crashes: int = 0
-    nodes: int = 0
-    leaked: int = 0
-    over_cap: int = 0
-    rows_lost: int = 0
-    duplicated: int = 0
-    unreachable: int = 0
-    finished: bool = False
-    added: int = 0
-    """Additions that a held node took."""
-    resumed: bool = False
-    """To its end, after everything answered again."""
-    ending: str = ""
-    spent_micro: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def bad(self) -> bool:
-        """Whether a promise was broken."""
-        return bool(self.problems)
-
-
 HOLD_S = 400.0
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=None)
 def _template(path: str | None = None, hold_s: float = 0.0) -> tuple[Spec, CampaignPlan, str]:
     import tempfile
 
@@ -493,53 +430,6 @@ def run_seed(seed: int) -> Outcome:
         return world.out
     finally:
         world.db.close()
-
-
-@dataclass(slots=True)
-class Totals:
-    """Many campaigns."""
-
-    campaigns: int = 0
-    faults: int = 0
-    nodes: int = 0
-    leaked: int = 0
-    over_cap: int = 0
-    rows_lost: int = 0
-    duplicated: int = 0
-    unreachable: int = 0
-    crashes: int = 0
-    finished: int = 0
-    resumed: int = 0
-    added: int = 0
-    bad: list[Outcome] = field(default_factory=list)
-
-    def add(self, out: Outcome) -> None:
-        """Count one campaign."""
-        self.campaigns += 1
-        for name in (
-            "faults",
-            "nodes",
-            "leaked",
-            "over_cap",
-            "rows_lost",
-            "duplicated",
-            "unreachable",
-            "crashes",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(out, name))
-        self.finished += out.finished
-        self.resumed += out.resumed
-        self.added += out.added
-        if out.bad:
-            self.bad.append(out)
-
-    def line(self) -> str:
-        """The one line that says it."""
-        return (
-            f"drill: {self.campaigns} campaigns, {self.faults} faults, {self.nodes} nodes created, "
-            f"{self.leaked} leaked, {self.over_cap} over cap, {self.rows_lost} rows lost, "
-            f"{self.duplicated} duplicated ({self.unreachable} unreachable: still billed and alarmed)"
-        )
 
 
 def run_many(seeds: Iterable[int], workers: int = 1) -> Totals:

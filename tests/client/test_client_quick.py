@@ -7,7 +7,7 @@ import httptools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from campaign.client import interpret, sse
+from campaign.client import reading, sse
 from campaign.client.http1 import Response, parse_response
 from campaign.client.interpret import read
 from campaign.client.stamps import NONE, realtimes_ns
@@ -91,7 +91,7 @@ events = st.lists(
 
 def one_by_one(response):
     """Every event through the JSON parser."""
-    take = interpret._Taker(response)
+    take = reading._Taker(response)
     stream = sse._parse(response.body, first=True)
     for one in stream.events:
         take.event(one.data, one.type, one.end)

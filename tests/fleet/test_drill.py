@@ -18,6 +18,7 @@ from campaign.testing import drill
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(900)  # a minute on two quiet cores
 def test_a_thousand_new_campaigns_keep_every_promise() -> None:
     first = secrets.randbelow(2**40)
     totals = drill.run_many(range(first, first + 1000), workers=2)
