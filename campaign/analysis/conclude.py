@@ -179,7 +179,12 @@ def _always_valid(about: _Session, comparison: Comparison, group: GroupPlan, fou
     limit = math.log1p(found.margin)
     seen, strict = seen_at(about.level), seen_at(share(about.level, members))
     if seen.lo is None or seen.hi is None or seen.mean is None:
-        return replace(found, reasons=reasons)
+        # The interval of a fixed n does not hold where the data chose n, and nothing else is known here.
+        return replace(
+            found, lo=None, hi=None, lo90=None, hi90=None, df=None, margin_smallest=None, differs=None, equivalent=None,
+            verdict="unresolved", p=None, p_tost=None, said_adjusted="unresolved",
+            reasons=tuple(sorted({*reasons, "look_not_repeatable"})),
+        )  # fmt: skip
     differs, equivalent, said = said_of(seen)
     return replace(
         found,
@@ -279,6 +284,10 @@ def _verdict(
         level=about.level,
     )
     fatal, notes = set(sound.fatal), set(sound.notes)
+    if metric == "accept_len" and "counters_of_cell" in notes:
+        # One value of a whole cell: the other arm's spread alone would make the interval too narrow.
+        said_why = tuple(dict.fromkeys((*stats.reasons, "no_spread")))
+        stats = replace(stats, boots_only=None, full=None, overturn_sd=None, supposed=(), reasons=said_why)
     unfinished = about.partial and not sound.complete
     skipped = not group.rounds
     if skipped:

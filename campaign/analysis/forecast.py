@@ -186,8 +186,10 @@ def foresee(
 ) -> tuple[list[Forecast], float | None]:
     """Forecasts of the named arms, one each, and the best rate (tok/s) of the arms that have rows.
 
-    arms: of one ladder and workload, by name, with their `speculation`. rows: valid ones at concurrency 1.
+    arms: of one ladder and workload, by name, with their `speculation`. rows: valid ones at concurrency 1. Arms of
+    simulated acceptance say nothing of the others: neither their acceptance nor their rate is one to reach.
     """
+    arms = {n: s for n, s in arms.items() if n in names or s is None or s.simulated_acceptance is None}
     ran = {r.arm for r in rows}
     drafters = [
         Drafter(

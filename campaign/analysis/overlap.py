@@ -4,7 +4,9 @@ Above concurrency 1 a server's counters belong to no single request, so a row ha
 over a wave (over a cell, where it was scraped only around the cell) is exact, where the counters gained as many
 tokens as the requests were given. Each request gets the share of its tokens; sums over the window are the
 counters', and `step_ms` and `accept_len` of a row are those of its window: one cell-wide acceptance has no spread of
-its own. Such rows exist in the analysis alone and carry `counters_of_wave` or `counters_of_cell`.
+its own. Such rows exist in the analysis alone and carry `counters_of_wave` or `counters_of_cell`. A steady or open
+loop is scraped around all of it: its ramp and tail are in the acceptance (`counters_with_ramp`), and their steps are
+given to no row.
 """
 
 from collections import defaultdict
@@ -62,17 +64,24 @@ def _whole(counters: Mapping[str, int], rows: Sequence[RequestRow], depth: int) 
     decoded = sum(t or 0 for t in tokens) - len(rows)
     if not steps or not 0 < steps <= decoded:
         return {}
-    return {"steps": steps, "drafts": steps, "drafted": steps * depth, "accepted": decoded - steps}
+    return {
+        "requests": len(rows), "tokens": decoded + len(rows),
+        "steps": steps, "drafts": steps, "drafted": steps * depth, "accepted": decoded - steps,
+    }  # fmt: skip
 
 
 def _given(rows: Sequence[RequestRow], window: Mapping[str, Any], code: str) -> list[RequestRow]:
     tokens = [r.tokens_in_window or 0 for r in rows]
     total = sum(tokens)
-    names = ("steps", "drafts", "drafted", "accepted")
+    names = ("steps", "drafts", "drafted", "accepted", "tokens", "requests")
     if total <= 0 or any(window.get(name) is None for name in names):
         return list(rows)
-    shares = {name: _apportioned(int(window[name]), tokens, total) for name in names}
-    accept_len = total / window["steps"]
+    decoded = int(window["tokens"]) - int(window["requests"])
+    if total > decoded:
+        return list(rows)
+    codes = (code,) if int(window["requests"]) == len(rows) else (code, "counters_with_ramp")
+    shares = {name: _apportioned(int(window[name]), tokens, decoded) for name in names[:4]}
+    accept_len = decoded / window["steps"]
     return [
         replace(
             row,
@@ -83,14 +92,14 @@ def _given(rows: Sequence[RequestRow], window: Mapping[str, Any], code: str) -> 
             accepted=shares["accepted"][i],
             accept_len=accept_len,
             step_ms=None if not row.decode_tok_s else 1000 * accept_len / row.decode_tok_s,
-            reasons=(*row.reasons, code),
+            reasons=(*row.reasons, *codes),
         )
         for i, row in enumerate(rows)
     ]
 
 
 def _apportioned(amount: int, tokens: Sequence[int], total: int) -> list[int]:
-    """`amount` in whole parts by tokens, each end rounded down, so that the parts add up to it."""
+    """The rows' part of `amount` of `total` tokens, in whole parts; each end rounded down, so that they add up."""
     ends, run = [0], 0
     for n in tokens:
         run += n

@@ -92,13 +92,21 @@ def check(
     apart, said = clocks(mine, pair)
     fatal |= apart if metric != "accept_len" else set()
     notes |= said
+    notes |= _carried(mine, metric)
     if _cold(mine):
         notes.add("cold_first_wave")
-    if any("client_lag" in r.reasons for r in mine):
-        notes.add("client_lag")
     booted = {(r.arm, r.boot_index) for r in mine}
     complete = bool(planned) and all((arm, boot) in booted for arm, boot, *_ in planned)
     return Soundness(tuple(sorted(fatal)), tuple(sorted(notes - fatal)), complete)
+
+
+def _carried(rows: Iterable[RequestRow], metric: Metric) -> set[str]:
+    """Reasons of rows that their comparison says too."""
+    codes = {"client_lag"}
+    if metric in {"step_ms", "accept_len"}:
+        # One acceptance stands for all of a cell: it has no spread of its own.
+        codes |= {"counters_of_cell", "counters_with_ramp"}
+    return {code for row in rows for code in row.reasons if code in codes}
 
 
 def hit_rate(rows: Iterable[RequestRow]) -> float | None:

@@ -65,7 +65,7 @@ def row_fields(outcome: Outcome, counts: StepCounts | None, *, speculative: bool
         cached = counts.cached_tokens
     kept = counts if counted and speculative else None
     lag_p99 = percentile(outcome.lag, 0.99)
-    if judge(lag_p99, figures.step_ms) is not None:
+    if judge(lag_p99, figures.step_ms or _gap_ms(figures, outcome)) is not None:
         figures.because("client_lag")
     return {
         "sent_ns": outcome.sent_ns,
@@ -114,6 +114,15 @@ def row_fields(outcome: Outcome, counts: StepCounts | None, *, speculative: bool
         "text_sha256": outcome.text_sha256,
         "reasons": tuple(figures.reasons),
     }
+
+
+def _gap_ms(figures: _Figures, outcome: Outcome) -> float | None:
+    """Mean time between chunks, in place of a step that nobody counted (overlapping requests that draft).
+
+    It flags a row; only a step voids it.
+    """
+    gaps = outcome.content_chunks - 1
+    return figures.window_ms / gaps if figures.window_ms and gaps > 0 else None
 
 
 def _ms(later: int | None, earlier: int | None) -> float | None:

@@ -105,6 +105,7 @@ def assemble(run: Run, *, now_utc_ns: int | None = None) -> Report:
             stopped=state.stopped_early,
             forecasts=state.forecasts,
             billed_s={s.session: s.hours * 3600 for s in money.sessions if s.hours},
+            sent=rows,
         ),
         instrument=instrument(run.dir, ((x.session or "?", x.id) for x in state.leases.values()), events),
         prior_runs=tuple(sorted({r.run for r in before})) if known is not None else (),

@@ -25,7 +25,8 @@ from campaign.analysis.forecast import (
 )
 from campaign.clock import Clock, iso
 from campaign.errors import CampaignError, StoreError, UserError
-from campaign.report.further import drafters
+from campaign.plan.model import SessionPlan
+from campaign.report.further import drafters, simulated_arms
 from campaign.store.jsonl import describe
 from campaign.store.layout import RunDir
 from campaign.store.run import Run
@@ -40,7 +41,7 @@ def make(run: Run, depths: Sequence[int], clock: Clock) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for session in run.plan().sessions:
         mine = [r for r in rows if r.session == session.name and r.phase == "measure" and r.concurrency == 1]
-        arms = drafters(session)
+        arms = _real(session)
         for method in dict.fromkeys(a.method for a in arms if a.method):
             of = [a for a in arms if a.method == method]
             for workload in dict.fromkeys(r.workload for r in mine):
@@ -163,7 +164,7 @@ def scored(store: Path) -> list[Scored]:
                 later = own and imported and order[session.name] > order.get(entry["session"], len(order))
                 if own and not staged and not later:
                     continue
-                arm = entry["arm"] if staged else _arm(drafters(session), entry)
+                arm = entry["arm"] if staged else _arm(_real(session), entry)
                 mine = [
                     r for r in rows
                     if r.session == session.name and r.workload == entry["workload"] and r.concurrency == 1
@@ -175,6 +176,12 @@ def scored(store: Path) -> list[Scored]:
                 when = (int(entry["at_utc_ns"]), order[session.name])
                 found.append((when, Scored(entry, on, scores, retrospective=imported)))
     return [s for _, s in sorted(found, key=lambda f: f[0])]
+
+
+def _real(session: SessionPlan) -> list[Drafter]:
+    """Without arms of simulated acceptance: they share method and depth with arms that draft."""
+    made_up = simulated_arms(session)
+    return [a for a in drafters(session) if a.name not in made_up]
 
 
 def _arm(arms: Sequence[Drafter], entry: Mapping[str, Any]) -> str | None:

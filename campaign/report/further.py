@@ -45,8 +45,9 @@ def further(
     stopped: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     forecasts: Sequence[Mapping[str, Any]] = (),
     billed_s: Mapping[str, float] | None = None,
+    sent: Sequence[RequestRow] | None = None,
 ) -> Further:
-    """Everything beside the verdicts. rows: valid ones."""
+    """Everything beside the verdicts. rows: valid ones; sent: all there are, for the time in which a GPU was busy."""
     measured = [r for r in rows if r.phase == "measure" and r.validity == "valid"]
     said: list[tuple[str, str]] = []
     crossed = across.inside(plan, run, measured)
@@ -65,7 +66,7 @@ def further(
     )
     power = energy(measured)
     said += _energy(power)
-    gpu_idle = idle(rows, billed_s or {})
+    gpu_idle = idle(rows if sent is None else sent, billed_s or {})
     said += [
         (
             "GPU idle",
@@ -155,7 +156,11 @@ def _forecasts(
     """Forecasts written down before a stage ran, each against what came."""
     found = []
     for entry in made:
-        mine = [r for r in rows if r.session == entry["session"] and r.workload == entry["workload"]]
+        # As it was made: the same arm may stand at a higher concurrency elsewhere in the session.
+        mine = [
+            r for r in rows
+            if r.session == entry["session"] and r.workload == entry["workload"] and r.concurrency == 1
+        ]  # fmt: skip
         for f in entry["forecasts"]:
             about = {
                 "session": entry["session"], "group": entry["group"], "arm": f["arm"], "best_tok_s": entry["best_tok_s"],
@@ -208,7 +213,8 @@ def _champions(
     for group in session.groups:
         if group.kind not in {"ladder", "pair"} or len(group.arms) < 3:
             continue
-        mine = [r for r in rows if r.group == group.name]
+        made_up = simulated_arms(session)
+        mine = [r for r in rows if r.group == group.name and r.arm not in made_up]
         # Only prompts and boots that all arms have: an arm with fewer would be judged on easier ones.
         best = champion(boots_of(mine, "decode_tok_s"), higher=True)
         if best is None:
@@ -226,7 +232,8 @@ def _champions(
                 (
                     f"{best.arm} is the best of {best.k} in {session.name} / {group.name}: {words.number(best.raw)} tok/s as "
                     f"picked, {words.number(best.adjusted)} with the picking taken off (it leads on "
-                    f"{best.picked.get(best.arm, 0) * 100:.0f} % of held-out {best.part}s)"
+                    f"{best.picked.get(best.arm, 0) * 100:.0f} % of held-out {best.part}s"
+                    + ("; one boot an arm, whose luck is not taken off)" if best.reasons else ")")
                 ),
             )
         )
@@ -257,6 +264,15 @@ def _replicates(session: SessionPlan, rows: Sequence[RequestRow]) -> list[dict[s
     return found
 
 
+def simulated_arms(session: SessionPlan) -> frozenset[str]:
+    """Arms whose acceptance is made up: none of them is a best arm, nor a forecast's evidence."""
+    return frozenset(
+        arm.name
+        for arm in session.arms.values()
+        if arm.config.speculation is not None and arm.config.speculation.simulated_acceptance is not None
+    )
+
+
 def drafters(session: SessionPlan) -> list[Drafter]:
     """The session's arms as a decomposition sees them."""
     found = []
@@ -284,7 +300,7 @@ def _decompositions(
         if d.slope.value is not None:
             lo, hi = words.number(d.slope.lo), words.number(d.slope.hi)
             parts.append(
-                f"a further verified token {words.number(d.slope.value)} ms [{lo}, {hi}] ({d.method})"
+                f"a further verified token {words.number(d.slope.value)} ms [{lo}, {hi}], these boots only ({d.method})"
             )
         for arm in d.arms:
             broken = [r for r in arm.reasons if r == "not_identified:verify_above_step"]

@@ -232,6 +232,7 @@ class SessionAgent:
                 why = self._decided(group, Stop(round_.index))
                 if why is not None:
                     self._ctx.emit("group_stopped", **self._stop(group, Stop(round_.index), why))
+                    self._ended(group, Stop(round_.index))
                     break
             await self._round(group, round_)
         if group.kind == "anchor":
@@ -257,13 +258,16 @@ class SessionAgent:
         )
 
     def _stop(self, group: GroupPlan, stop: Stop, why: str) -> dict[str, Any]:
-        """What the ledger says of a stop; the rounds after it are not waited for."""
+        """What the ledger says of a stop."""
         left = [r for r in group.rounds if r.index >= stop.rounds + bool(stop.quads)]
+        said = {"group": group.name, "look": stop.rounds, "why": why, "skipped": [r.id for r in left]}
+        return said | ({"quads": stop.quads} if stop.quads else {})
+
+    def _ended(self, group: GroupPlan, stop: Stop) -> None:
+        """The stop is on record: what it left out is not waited for."""
         self._stopped.add(group.name)
         cut = stop.cut(group)
         self._ctx.progress.total -= sum(map(_requests, group.rounds)) - sum(map(_requests, cut.rounds))
-        said = {"group": group.name, "look": stop.rounds, "why": why, "skipped": [r.id for r in left]}
-        return said | ({"quads": stop.quads} if stop.quads else {})
 
     def _look(self, group: GroupPlan, round_: RoundPlan) -> Look | None:
         """Looks inside a round, where the spec names some."""
@@ -304,6 +308,7 @@ class SessionAgent:
             later = [g for g in family if set(g.forecast) <= set(group.forecast) and g.forecast]
             for g in later:
                 ctx.emit("group_stopped", **self._stop(g, Stop(0), "forecast"))
+                self._ended(g, Stop(0))
 
     async def _round(self, group: GroupPlan, round_: RoundPlan) -> None:
         first = self._attempts.get(round_.id, 0)
@@ -319,12 +324,16 @@ class SessionAgent:
             done_before = self._ctx.progress.done
             try:
                 look = self._look(group, round_)
-                await RoundRunner(self._ctx, group, round_, attempt, self._mark, look).run()
+                runner = RoundRunner(self._ctx, group, round_, attempt, self._mark, look)
+                await runner.run()
             except EngineError as error:
                 if error.kind in NO_RETRY or attempt == first + MAX_ATTEMPTS - 1:
                     raise
                 self._ctx.progress.done = done_before
             else:
+                # Only with the commit: a round that fails after its look is done again, and may then go on.
+                if runner.stopped is not None:
+                    self._ended(group, Stop.of(runner.stopped))
                 return
 
     # --- anchors

@@ -74,7 +74,7 @@ class RoundRunner:
 
     async def run(self) -> None:
         """Do the round and commit it. Raises Stopped, Tripped or EngineError; never commits half."""
-        ctx, start_ns = self._ctx, self._ctx.clock.monotonic_ns()
+        ctx = self._ctx
         ctx.emit("round_started", round_id=self._round.id, attempt=self._attempt)
         try:
             self._mark("load", self._group.name)
@@ -85,8 +85,10 @@ class RoundRunner:
             if self._group.concurrency > 1:
                 self._before = {arm: await self._boots.scraped(arm) for arm in self._boots.at_work}
             self._mark("anchor" if self._group.kind == "anchor" else "measure", self._group.name)
+            # A GPU that waits for weights is neither hot nor slow: the boot would dilute what is held against limits.
+            start_ns = ctx.clock.monotonic_ns()
             await self._sequence("anchor" if self._group.kind == "anchor" else "measure")
-            await self._commit(start_ns)
+            await self._commit(start_ns, ctx.clock.monotonic_ns())
         except (EngineError, Tripped) as error:
             self._void(str(error))
             raise
@@ -189,7 +191,7 @@ class RoundRunner:
 
     # --- the end
 
-    async def _commit(self, start_ns: int) -> None:
+    async def _commit(self, start_ns: int, end_ns: int) -> None:
         ctx, boots, tally = self._ctx, self._boots, self._tally
         await boots.alone()
         tally.drafters_are_real(ctx.plan.arms)
@@ -198,7 +200,7 @@ class RoundRunner:
             ctx.gate(trip and replace(trip, detail=f"{boots.at_work[arm].cell}: {trip.detail}"))
         servers = {arm: await boots.unchanged(arm) for arm in boots.writers}
         grown = {arm: growth(before, await boots.scraped(arm)) for arm, before in self._before.items()}
-        read = await ctx.ports.telemetry.window(start_ns, ctx.clock.monotonic_ns())
+        read = await ctx.ports.telemetry.window(start_ns, end_ns)
         telemetry = {name: finite(value) for name, value in read.items()}
         slow = telemetry_trip(telemetry, ctx.limits, ctx.who.session)
         ctx.gate(slow and replace(slow, detail=f"{self._round.id}: {slow.detail}"))

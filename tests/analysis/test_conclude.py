@@ -69,6 +69,21 @@ def test_lower_step_time_and_higher_rate_are_faster(judge, pair, shift, step, ra
     assert first(found).n == 8
 
 
+def test_one_acceptance_of_a_whole_cell_makes_no_interval(judge, make, pair):
+    """Arm b's counters are of its cell: the spread of arm a alone says nothing of b's."""
+    _, rows, plan = pair()
+    rows = [
+        make.replace(r, accept_len=2.0, reasons=("counters_of_cell", "counters_with_ramp"))
+        if r.arm == "b"
+        else make.replace(r, accept_len=1.2 * (1 + 0.01 * (7 * r.order % 5)))
+        for r in rows
+    ]
+    found = first(judge(rows, plan), "accept_len")
+    assert (found.verdict, found.lo, found.lo_boots_only) == ("unresolved", None, None)
+    assert {"counters_of_cell", "counters_with_ramp", "no_spread"} <= set(found.reasons)
+    assert "counters_of_cell" not in first(judge(rows, plan), "decode_tok_s").reasons
+
+
 def test_accept_len_is_higher_or_lower(judge, make, pair):
     _, rows, plan = pair()
     rows = [

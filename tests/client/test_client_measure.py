@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 
 from campaign.client.base import Outcome, Usage
+from campaign.client.lag import lag_counts
 from campaign.client.measure import row_fields
 from campaign.engines.base import StepCounts
 from campaign.store.row import RequestRow
@@ -122,6 +123,15 @@ def test_a_drafter_that_never_offered_anything():
         outcome(), counts(drafts=0, drafted=0, accepted=0, reasons=("no_drafts",)), speculative=True
     )
     assert (row["undrafted"], row["steps"], row["accept_len"]) == (12, 12, 1.0)
+
+
+@pytest.mark.parametrize(("lag_us", "flagged"), [(100, False), (500, True)])
+def test_lag_is_held_against_the_chunks_where_nobody_counted_steps(lag_us, flagged):
+    """Requests that overlap and draft have no step of their own: 12 gaps of 10 ms stand in, and only flag."""
+    late = outcome(content_chunks=13, lag=lag_counts([lag_us * 1000] * 20))
+    row = row_fields(late, None, speculative=True)
+    assert row["step_ms"] is None
+    assert ("client_lag" in row["reasons"]) is flagged
 
 
 def test_steps_before_the_window_are_not_guessed():

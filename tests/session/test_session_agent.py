@@ -318,6 +318,24 @@ async def test_gpus_within_their_limits_go_on(tmp_path: Path) -> None:
     assert await it.agent.run() == "done"
 
 
+async def test_limits_hold_over_the_requests_and_not_over_the_boot(tmp_path: Path) -> None:
+    """A GPU that idles through a long boot would thin out how much of the measurement it was throttled."""
+    it = rig(tmp_path, keep=lambda g: g.name == "pair.kv")
+    it.host.boot_s = 100.0
+    telemetry = it.agent._ctx.ports.telemetry
+    asked: list[tuple[int, int]] = []
+    reads = telemetry.window
+
+    async def window(start_ns: int, end_ns: int) -> dict[str, float | None]:
+        asked.append((start_ns, end_ns))
+        return await reads(start_ns, end_ns)
+
+    telemetry.window = window  # type: ignore[method-assign]
+    assert await it.agent.run() == "done"
+    assert len(asked) == len(it.committed)
+    assert all(0 < end - start < 100e9 for start, end in asked)
+
+
 def addition(name: str = "main.add1") -> bytes:
     """The pair `aa` between anchors of its own, as `campaign add` sends it."""
     loaded = load(ROOT / "experiments.yaml", (*SMALL, "sessions.main.pairs=[aa]", "sessions.main.ladders=[]"))

@@ -14,6 +14,7 @@ from campaign.analysis.conclude import conclude
 from campaign.analysis.looks import Stop
 from campaign.client.base import Job
 from campaign.engines.base import Counters
+from campaign.errors import EngineError
 from campaign.ledger.events import Event
 from campaign.ledger.state import fold
 from campaign.plan.model import CampaignPlan
@@ -102,6 +103,51 @@ async def test_a_stopped_pair_stays_stopped_and_nothing_is_repeated(tmp_path: Pa
     assert await again.agent.run() == "done"
     assert (again.committed, again.host.booted, again.client.jobs) == ([], [], [])
     assert again.progress.done == again.progress.total
+
+
+async def test_a_look_in_a_round_that_then_fails_stops_nothing(tmp_path: Path) -> None:
+    """The look's decision is committed with its round: done again without it, the group runs to its end."""
+    it = paired(tmp_path, 1.5, "pairs.kv.look_quads=[6]")
+    failed: list[str] = []
+
+    async def recheck(boot_id: str) -> dict[str, Any]:
+        if "/r1/" in boot_id and not failed:
+            failed.append(boot_id)
+            it.client.step_ms = steps({})  # the second time nothing is to be seen
+            raise EngineError("died", f"{boot_id}: gone before its round was committed")
+        return {"effective": [], "pages": []}
+
+    it.host.recheck = recheck  # type: ignore[attr-defined]  # a host may have it
+    assert await it.agent.run() == "done"
+    assert len(failed) == 1
+    assert [e.payload["attempt"] for e in it.events("round_voided")] == [0]
+    assert it.committed == all_rounds(it)
+    assert it.events("group_stopped") == []
+    assert not any("group_stopped" in e.payload for e in it.events("round_committed"))
+    assert it.progress.done == it.progress.total
+
+
+async def test_a_stop_that_cannot_be_made_again_claims_nothing(tmp_path: Path) -> None:
+    """The boots' part of the interval was the run's own; a report without it must not fall back on a fixed n."""
+    sets = ("statistics.boot_sd.step_ms=0.005",)
+    it = paired(tmp_path, 1.5, "pairs.kv.looks=[2,4]")
+    await it.agent.run()
+    found, _, rows = concluded(it, *sets)
+    step = next(v for v in found.verdicts if v.metric == "step_ms")
+    assert (step.verdict, step.verdict_adjusted) == ("slower", "slower")
+    (stop,) = it.events("group_stopped")
+    early = {("main", "pair.kv"): Stop(1)}  # no look stands there
+    assert stop.payload["look"] == 2
+    session = replace(it.plan, comparisons=tuple(c for c in it.plan.comparisons if c.group == "pair.kv"))
+    plan = CampaignPlan("c", 1, (session,), ("main",), (), (), ())  # type: ignore[arg-type]  # dollars do not matter here
+    spec = load(Path(__file__).parents[2] / "experiments.yaml", sets).spec
+    again = conclude(
+        [r for r in rows if r.round < 1], plan, declared_boot_sd=spec.statistics.boot_sd, confidence=0.95,
+        usd_by_group={}, partial=False, anchor=spec.anchor, stopped=early,
+    )  # fmt: skip
+    step = next(v for v in again.verdicts if v.metric == "step_ms")
+    assert (step.verdict, step.verdict_adjusted, step.lo, step.p) == ("unresolved", "unresolved", None, None)
+    assert "look_not_repeatable" in step.reasons
 
 
 async def test_a_look_inside_a_round_stops_after_whole_quads(tmp_path: Path) -> None:
@@ -249,11 +295,22 @@ async def test_a_staged_ladder_goes_on_where_a_deeper_arm_may_win_and_is_scored(
     assert flow.index(("forecast_made", "ladder.depth@s2")) < flow.index(
         ("round_started", "ladder.depth@s2/r0")
     )
-    found, beside, _ = concluded(it, *STAGED)
+    found, beside, rows = concluded(it, *STAGED)
     six = next(f for f in beside.forecasts if f["arm"] == "depth=6")
     scores = {s["quantity"]: s for s in six["scores"]}
     assert set(scores) == {"tau", "tok_s"}
     assert math.isclose(scores["tok_s"]["came"], scores["tok_s"]["said"], rel_tol=0.2)
+    # The same arm many at once, elsewhere in the session, is not what was forecast.
+    beside_it = [
+        replace(r, concurrency=8, window_ms=10 * (r.window_ms or 0.0), group="pair.busy")
+        for r in rows if r.arm == "depth=6"
+    ]  # fmt: skip
+    plan = CampaignPlan("c", 1, (it.plan,), ("main",), (), (), ())  # type: ignore[arg-type]  # dollars do not matter here
+    more = further(
+        [*rows, *beside_it], plan, (), run="r", usd_by_group={}, declared={}, prior=None,
+        forecasts=fold(events(it)).forecasts,
+    )  # fmt: skip
+    assert more.forecasts == beside.forecasts
     (ladder,) = found.speculation
     assert [w.arm for w in ladder.widths] == ["depth=2", "depth=4", "depth=6", "depth=8"]
     assert {v.pair for v in found.verdicts if v.primary} == {
