@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -70,7 +70,7 @@ gates: {boot_timeout: 60s, request_timeout: 60s, heartbeat: 120s}
 HOLD_S = 400.0
 
 
-@lru_cache(maxsize=None)
+@cache
 def _template(path: str | None = None, hold_s: float = 0.0) -> tuple[Spec, CampaignPlan, str]:
     import tempfile
 
