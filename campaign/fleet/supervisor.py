@@ -328,6 +328,8 @@ class Supervisor:
         unwritten = await self._write(lambda: self._budget.record(asked)) or unwritten
         if self._agent is not None and (self._gone is None or self._job.stored):
             result = await self._fetch(handle, result)
+        # Asked before anything is ended: after a `down` every listing is empty.
+        never = never and await _nothing_listed(self._provider, handle)
         proof = await take_down(self._provider, handle, self._clock)
         if not proof.gone:
             payload = {"lease": grant.lease, "why": proof.how, "check_by_hand": proof.by_hand}
@@ -366,7 +368,8 @@ class Supervisor:
         try:
             events = await self._provider.fetch(handle, self._job.run_dir)
             await self._budget.observe(events)
-        except CampaignError as error:
+        except Exception as error:
+            # A full disk or a torn archive too: whatever fails here, the node is still to be ended.
             if result.ending == "done":
                 return replace(
                     result, ending="failed", reason=f"rows were not brought: {error}", error_exit=4
@@ -449,6 +452,14 @@ async def take_down(
             await clock.sleep(pause_s * 2**attempt)
     look = f"look for node {handle.node_id} of provider {provider.name}"
     return Ended(gone=False, how=how, by_hand=by_hand or look)
+
+
+async def _nothing_listed(provider: Provider, handle: NodeHandle) -> bool:
+    """Whether the provider's listing shows no such node; what it does not say counts as a node."""
+    try:
+        return (await provider.prove_down(handle)).gone
+    except Exception:
+        return False
 
 
 def too_few_dead_men(dead_men: tuple[str, ...], *, ours: bool) -> str | None:
