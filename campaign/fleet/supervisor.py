@@ -37,6 +37,8 @@ STOP_GRACE_S = 60.0
 TICK_S = 1.0
 """Between two looks at what time alone can trip."""
 OBSERVE_S = 30.0
+FIRST_WORD_S = 600.0
+"""An agent that was started and has said nothing for so long is taken for dead; later on the heartbeat gate judges."""
 WAIT_FIRST_S, WAIT_MOST_S = 30.0, 600.0
 """Pauses between launches while there is no capacity."""
 NEVER_BEGAN = frozenset({"capacity", "quota", "credentials", "refused"})
@@ -85,6 +87,7 @@ class Supervisor:
         self._agent: AgentRun | None = None
         self._stop: tuple[str, str | None] | None = None
         self._gone: str | None = None
+        self._heard = False
         self._state = "waiting"
         self._deadline: int | None = None
 
@@ -230,10 +233,12 @@ class Supervisor:
             asyncio.create_task(self._tick()),
             asyncio.create_task(self._watch(handle, self._agent)),
             asyncio.create_task(self._end_the_deaf(self._agent)),
+            asyncio.create_task(self._first_word()),
         ]
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
+                self._heard = True
                 mine = event.session == self._job.plan.name
                 last = event if mine and event.type == "session_finished" else last
                 for trip in await self._budget.observe([event]):
@@ -289,6 +294,12 @@ class Supervisor:
         except CampaignError as error:
             # A budget that cannot be asked is a budget that is spent.
             await self.stop(f"the budget cannot be judged: {error}", "missing_input")
+
+    async def _first_word(self) -> None:
+        """The ledger knows no session whose agent never spoke, so its heartbeat gate does not see that one."""
+        await self._clock.sleep(FIRST_WORD_S)
+        if not self._heard and "heartbeat" not in self._job.overrides:
+            await self.stop(f"the agent has not said a word within {FIRST_WORD_S:g} s", "heartbeat")
 
     async def _end_the_deaf(self, agent: AgentRun) -> None:
         """An agent that was told to stop has `STOP_GRACE_S` to do so; then it is ended."""

@@ -2,13 +2,16 @@
 
 import io
 import tarfile
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from campaign.cloud import sky_sdk
 from campaign.cloud.shell import NodeShell, unpack
+from campaign.cloud.sky import _infra
 from campaign.errors import ProviderError
+from campaign.spec.models import Candidate, SkyNode
 
 
 def error(name: str, text: str = "", *history: str) -> Exception:
@@ -126,3 +129,19 @@ async def test_dead_line_is_unreachable() -> None:
     assert caught.value.kind == "unreachable"
     with pytest.raises(ProviderError, match="no answer in time"):
         await NodeShell(["bash", "-c", "sleep 30"], "x", timeout_s=0.2).run("true")
+
+
+@pytest.mark.parametrize(
+    ("infras", "said"),
+    [
+        (("aws", "slurm/lab"), "aws,slurm/lab"),
+        (("aws", None), ""),  # the second may be anywhere: every scheduler is asked
+        ((), ""),
+    ],
+)
+def test_where_a_node_may_be(infras: tuple[str | None, ...], said: str) -> None:
+    node = SkyNode(
+        provider="sky", accelerators="B200:4", max_usd_per_hour=Decimal(30), max_hours=1,
+        any_of=tuple(Candidate(infra=infra) for infra in infras),
+    )  # fmt: skip
+    assert _infra(node) == said
