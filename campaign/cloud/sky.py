@@ -95,8 +95,9 @@ class SkyProvider:
             lambda: self._task(intent, node, expected.node_id, key, left_s), "launch"
         )
         minutes = max(1, int((left_s - min(PROVISION_MARGIN_S, left_s / 3)) // 60))
+        # Given up once the lease is over: a node that comes later ends itself, and reconcile ends it.
         handle = await sky_sdk.in_thread(
-            lambda: sky_calls.launch(task, expected.node_id, minutes, log), "launch"
+            lambda: sky_calls.launch(task, expected.node_id, minutes, log), "launch", max(60.0, left_s)
         )
         resources, nodes = handle.launched_resources, handle.launched_nodes
         dead_men = await self._dead_men(expected.node_id, resources, intent)

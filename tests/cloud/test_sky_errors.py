@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import threading
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from campaign.cloud import sky_sdk
 from campaign.cloud.shell import NodeShell, unpack
 from campaign.cloud.sky import _infra
-from campaign.errors import ProviderError
+from campaign.errors import ProviderError, UserError
 from campaign.spec.models import Candidate, SkyNode
 
 
@@ -145,3 +146,29 @@ def test_where_a_node_may_be(infras: tuple[str | None, ...], said: str) -> None:
         any_of=tuple(Candidate(infra=infra) for infra in infras),
     )  # fmt: skip
     assert _infra(node) == said
+
+
+async def test_a_server_that_does_not_answer_is_unreachable() -> None:
+    """And a thread that still waits for it keeps no process alive."""
+    never = threading.Event()
+    with pytest.raises(ProviderError, match="down: no answer within 0 s") as caught:
+        await sky_sdk.in_thread(never.wait, "down", limit_s=0.05)
+    assert caught.value.kind == "unreachable"
+    (left,) = (t for t in threading.enumerate() if t.name == "skypilot")
+    assert left.daemon
+    never.set()
+    left.join(10)
+
+
+async def test_answers_and_errors_of_a_thread_come_back() -> None:
+    assert await sky_sdk.in_thread(lambda: 7, "price") == 7
+    for raised, kind in ((ValueError("x"), "refused"), (TimeoutError("x"), "unreachable")):
+
+        def fail(raised: Exception = raised) -> None:
+            raise raised
+
+        with pytest.raises(ProviderError, match=type(raised).__name__) as caught:
+            await sky_sdk.in_thread(fail, "price")
+        assert caught.value.kind == kind
+    with pytest.raises(UserError):
+        await sky_sdk.in_thread(lambda: (_ for _ in ()).throw(UserError("no SkyPilot")), "price")
