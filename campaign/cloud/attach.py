@@ -157,8 +157,8 @@ class AttachProvider:
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
         async def pull() -> Sequence[NewEvent]:
             shell, local = await self._shell(handle), Path(run_dir)
-            await shell.pull("run", local, everything=True)
             lease = handle.lease
+            await shell.pull("run", local, everything=True, session=lease.rpartition(".")[0])
             return agent_journal.read(
                 agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
             )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,26 @@ async def test_rows_a_bucket_has_not_got_are_pulled(
     else:
         with pytest.raises(ProviderError, match="the node is gone"):
             await stored.brought(LEASE, str(here.root), VirtualClock(), no_node)
+
+
+def test_a_credential_that_comes_late_does_not_end_the_shipper(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "", "the-run")
+    node.round(0)
+    reads, writes = os.pipe()
+
+    class LateRole(FolderObjects):
+        refused = 0
+
+        def put(self, key: str, data: bytes) -> None:
+            if self.refused < 2:
+                self.refused += 1
+                if self.refused == 2:
+                    os.close(writes)  # the agent ends
+                raise StoreError("no credential")
+            super().put(key, data)
+
+    remote = LateRole(tmp_path / "bucket")
+    with os.fdopen(reads, "rb") as until:
+        assert shipper.work(node.folder, remote, until, every_s=0.01)
+    assert remote.refused == 2
+    assert FolderObjects.keys(remote, "log/")
