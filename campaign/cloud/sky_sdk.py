@@ -137,7 +137,8 @@ async def _apart(call: Callable[[], Any]) -> Any:
         try:
             result = context.run(call)
         except BaseException as failed:
-            error = failed
+            # A future refuses to carry a StopIteration, and would never be done.
+            error = RuntimeError(repr(failed)) if isinstance(failed, StopIteration) else failed
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(give, result, error)
 

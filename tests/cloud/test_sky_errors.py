@@ -173,6 +173,8 @@ async def test_answers_and_errors_of_a_thread_come_back() -> None:
         with pytest.raises(ProviderError, match=type(raised).__name__) as caught:
             await sky_sdk.in_thread(fail, "price")
         assert caught.value.kind == kind
+    with pytest.raises(ProviderError, match="StopIteration"):
+        await sky_sdk.in_thread(lambda: next(iter(())), "launch")
     with pytest.raises(UserError):
         await sky_sdk.in_thread(lambda: (_ for _ in ()).throw(UserError("no SkyPilot")), "price")
 
