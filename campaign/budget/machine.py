@@ -147,10 +147,14 @@ def _sum(parts: Iterable[MicroUsd | None]) -> MicroUsd | None:
 def settlement(lease: Lease, until_utc_ns: int, reported_usd: MicroUsd | None = None) -> MicroUsd:
     """What a lease is settled at: its bill to `until_utc_ns`, or what the provider reports if that is more.
 
-    A lease whose price is unknown settles at its worst case, so that no dollar goes missing.
+    A lease whose price is unknown settles at its worst case, so that no dollar goes missing. A launch whose answer never
+    came costs the most it may: nobody said what it costs.
     """
     until = max(until_utc_ns, lease.opened_at_utc_ns or 0)
-    known = [amount for amount in (accrued(lease, until), reported_usd) if amount is not None]
+    at_most = None
+    if not lease.opened and lease.max_usd_per_hour is not None:
+        at_most = bill(lease.max_usd_per_hour, until - lease.billing_from_utc_ns, lease.granularity_s)
+    known = [amount for amount in (accrued(lease, until), at_most, reported_usd) if amount is not None]
     if known:
         return max(known)
     return MicroUsd((lease.worst_usd or 0) + (lease.teardown_reserve_usd or 0))

@@ -155,15 +155,15 @@ class AttachProvider:
         return stored.followed(run, job, self._clock)
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
-        with suppress(ProviderError):  # a store that does not answer: the node's own disk has it all
-            if (shipped := await stored.fetch(handle.lease, run_dir, self._clock)) is not None:
-                return shipped
-        shell, local = await self._shell(handle), Path(run_dir)
-        await shell.pull("run", local, everything=True)
-        lease = handle.lease
-        return agent_journal.read(
-            agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
-        )
+        async def pull() -> Sequence[NewEvent]:
+            shell, local = await self._shell(handle), Path(run_dir)
+            lease = handle.lease
+            await shell.pull("run", local, everything=True, session=lease.rpartition(".")[0])
+            return agent_journal.read(
+                agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
+            )
+
+        return await stored.brought(handle.lease, run_dir, self._clock, pull)
 
     async def down(self, handle: NodeHandle) -> None:
         """End our agent, politely first, and let the GPUs go. The host stays as it is."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from campaign.errors import ProviderError
+from campaign.store.layout import flat
+from campaign.store.ship import FOLDERS
 
 SKIP = ("journal/",)
 """Journals: they are brought at the end, when they no longer change; the agent's own is followed line by line until then."""
@@ -79,11 +81,14 @@ class NodeShell:
         first, _, rest = out.partition(b"\n")
         return rest, int(first) if first.strip().isdigit() else None
 
-    async def pull(self, remote: str, local: Path, *, everything: bool) -> list[str]:
-        """Bring files under a folder that are missing or of another size here. Returns their names.
+    async def pull(
+        self, remote: str, local: Path, *, everything: bool, session: str | None = None
+    ) -> list[str]:
+        """Bring files of a run folder that are missing or of another size here. Returns their names.
 
-        With `everything`, journals are brought too, and local ones that the node no longer has are
-        removed: their cells were sealed meanwhile.
+        Only of folders a node may write: the plan here may have grown since the node was given its copy. With
+        `everything`, journals are brought too, and local ones of open cells of `session` that the node no longer has are
+        removed: they were sealed meanwhile. Those of other sessions are not this node's.
         """
         there = _sizes(
             await self.run(f"find {shlex.quote(remote)} -type f -printf '%s %P\\n' 2>/dev/null; true")
@@ -91,24 +96,31 @@ class NodeShell:
         wanted = [
             name
             for name, size in sorted(there.items())
-            if (everything or not name.startswith(SKIP)) and not _same(local / name, size)
+            if name.partition("/")[0] in FOLDERS
+            and "/" in name
+            and (everything or not name.startswith(SKIP))
+            and not _same(local / name, size)
         ]
         if wanted:
             names = "\n".join(wanted).encode() + b"\n"
             data = await self.run(f"tar -C {shlex.quote(remote)} -cf - -T -", names, timeout_s=1800)
-            await asyncio.to_thread(unpack, data, local)
-        if everything:
+            await asyncio.to_thread(unpack, data, local, frozenset(wanted))
+        if everything and session:
+            own = (f"{flat(session)}~", f"{flat(session)}.add")
             for path in (local / "journal" / "cells").glob("*.jsonl"):
-                if f"journal/cells/{path.name}" not in there:
+                if path.name.startswith(own) and f"journal/cells/{path.name}" not in there:
                     path.unlink()
         return wanted
 
 
-def unpack(data: bytes, local: Path) -> None:
-    """Write regular files of a tar under `local`, each atomically. What would leave the folder is refused."""
+def unpack(data: bytes, local: Path, wanted: frozenset[str] | None = None) -> None:
+    """Write regular files of a tar under `local`, each atomically. What would leave the folder is refused.
+
+    `wanted`: names that were asked for; what else a node sends is passed over.
+    """
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
-            if not member.isreg():
+            if not member.isreg() or (wanted is not None and member.name not in wanted):
                 continue
             target = local / _safe(member.name)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -95,8 +95,9 @@ class SkyProvider:
             lambda: self._task(intent, node, expected.node_id, key, left_s), "launch"
         )
         minutes = max(1, int((left_s - min(PROVISION_MARGIN_S, left_s / 3)) // 60))
+        # Given up once the lease is over: a node that comes later ends itself, and reconcile ends it.
         handle = await sky_sdk.in_thread(
-            lambda: sky_calls.launch(task, expected.node_id, minutes, log), "launch"
+            lambda: sky_calls.launch(task, expected.node_id, minutes, log), "launch", max(60.0, left_s)
         )
         resources, nodes = handle.launched_resources, handle.launched_nodes
         dead_men = await self._dead_men(expected.node_id, resources, intent)
@@ -234,15 +235,15 @@ class SkyProvider:
         raise ProviderError("setup", f"{name}: the node was not ready within {SETUP_S:g} s")
 
     async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
-        with suppress(ProviderError):  # a store that does not answer: the node's own disk has it all
-            if (shipped := await stored.fetch(handle.lease, run_dir, self._clock)) is not None:
-                return shipped
-        shell, local = await self._shell(handle.node_id), Path(run_dir)
-        await shell.pull("run", local, everything=True)
-        lease = handle.lease
-        return agent_journal.read(
-            agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
-        )
+        async def pull() -> Sequence[NewEvent]:
+            shell, local = await self._shell(handle.node_id), Path(run_dir)
+            lease = handle.lease
+            await shell.pull("run", local, everything=True, session=lease.rpartition(".")[0])
+            return agent_journal.read(
+                agent_journal.journal_path(RunDir(local), lease), agent_journal.source_of(lease)
+            )
+
+        return await stored.brought(handle.lease, run_dir, self._clock, pull)
 
     async def _shell(self, name: str) -> NodeShell:
         argv = await sky_sdk.in_thread(lambda: sky_ssh.ssh_argv(name, self._cache.parent / "ssh"), "ssh")
@@ -358,8 +359,9 @@ def _infra_of(resources: Any) -> str:
 
 
 def _infra(node: SkyNode) -> str:
-    infras = {c.infra or node.infra for c in (*node.any_of, *node.ordered)} or {node.infra}
-    return ",".join(sorted(i for i in infras if i))
+    infras = {c.infra or node.infra or "" for c in (*node.any_of, *node.ordered)} or {node.infra or ""}
+    # A candidate that names none may be anywhere: then no list of clouds says where to look.
+    return "" if "" in infras else ",".join(sorted(infras))
 
 
 def _slurm_of(handle: NodeHandle) -> list[str]:

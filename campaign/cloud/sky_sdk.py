@@ -5,10 +5,13 @@ the API server restarts (404): what can be asked again without harm is asked aga
 """
 
 import asyncio
+import contextvars
 import functools
 import os
 import subprocess
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from campaign.errors import ProviderError, UserError
 
 READ_TRIES = 4
+CALL_S = 900.0
+"""The longest a call may take that is no launch: `down` was measured at 81 s, clouds take minutes."""
 
 
 @functools.cache
@@ -94,14 +99,51 @@ def retried(call: Callable[[], Any]) -> Any:
     raise AssertionError("unreachable")
 
 
-async def in_thread(call: Callable[[], Any], what: str) -> Any:
-    """Run a blocking call; its errors come out as ProviderError."""
+async def in_thread(call: Callable[[], Any], what: str, limit_s: float = CALL_S) -> Any:
+    """Run a blocking call; its errors come out as ProviderError.
+
+    SkyPilot waits for its server without limit. A call that has no answer within `limit_s` counts as unreachable; its
+    thread is left behind and keeps no process alive.
+    """
     try:
-        return await asyncio.to_thread(call)
+        async with asyncio.timeout(limit_s) as limit:
+            return await _apart(call)
     except (ProviderError, UserError):
         raise
+    except TimeoutError as error:
+        if not limit.expired():
+            raise ProviderError("unreachable", f"{what}: TimeoutError: {_short(error)}") from error
+        raise ProviderError("unreachable", f"{what}: no answer within {limit_s:.0f} s") from None
     except Exception as error:
         raise ProviderError(kind_of(error), f"{what}: {type(error).__name__}: {_short(error)}") from error
+
+
+async def _apart(call: Callable[[], Any]) -> Any:
+    """As `asyncio.to_thread`, in a daemon thread of its own: a loop that ends waits for the executor's threads."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def give(result: Any, error: BaseException | None) -> None:
+        if answer.done():
+            return  # nobody waits any more
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = context.run(call)
+        except BaseException as failed:
+            # A future refuses to carry a StopIteration, and would never be done.
+            error = RuntimeError(repr(failed)) if isinstance(failed, StopIteration) else failed
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(give, result, error)
+
+    threading.Thread(target=work, name="skypilot", daemon=True).start()
+    return await answer
 
 
 def _short(error: BaseException) -> str:

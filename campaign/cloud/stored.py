@@ -4,12 +4,13 @@ With `store: s3://...` the node's shipper writes there as it measures, and the c
 the provider pulls over its own line. A provider needs two lines:
 
     return stored.followed(run, job, self._clock)        # at the end of `run_agent`
-    found = await stored.fetch(handle.lease, run_dir, self._clock)   # first in `fetch`; None: pull yourself
+    return await stored.brought(handle.lease, run_dir, self._clock, pull)   # in `fetch`; `pull` is the provider's own line
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from campaign.clock import Clock
@@ -51,20 +52,50 @@ def followed(run: AgentRun, job: AgentJob, clock: Clock) -> AgentRun:
     return StoredRun(run, objects, RunDir(Path(job.intent.run_dir)), job.intent.lease, clock)
 
 
+async def brought(
+    lease: str,
+    run_dir: str,
+    clock: Clock,
+    pull: Callable[[], Awaitable[Sequence[NewEvent]]],
+    wait_s: float = FINAL_S,
+) -> Sequence[NewEvent]:
+    """Everything of a lease: from the store, and by `pull` where the store has not all of it or cannot be read.
+
+    A shipper without a credential, or one that died, leaves the store empty and the node's disk full. Raises what
+    `pull` raises where the store had nothing either.
+    """
+    shipped: Sequence[NewEvent] = ()
+    follow = _of_run(lease, run_dir)
+    if follow is not None:
+        with suppress(ProviderError, StoreError):
+            shipped = await drain(follow, RunDir(Path(run_dir)), lease, clock, wait_s)
+        if follow.final:
+            return shipped
+    try:
+        return await pull()
+    except ProviderError:
+        if not shipped:
+            raise
+        return shipped  # the node is gone: what it had sent is here
+
+
 async def fetch(lease: str, run_dir: str, clock: Clock, wait_s: float = FINAL_S) -> Sequence[NewEvent] | None:
     """Everything of a lease that is in the store, and the events of its journal; None where there is no store.
 
     Needs no node: what a preempted one had shipped is here all the same. Raises ProviderError('unreachable').
     """
+    follow = _of_run(lease, run_dir)
+    return None if follow is None else await drain(follow, RunDir(Path(run_dir)), lease, clock, wait_s)
+
+
+def _of_run(lease: str, run_dir: str) -> Follower | None:
     folder = RunDir(Path(run_dir))
     try:
         store = spec_store(folder.canonical.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     objects = open_objects(store, folder.name, lease)
-    if objects is None:
-        return None
-    return await drain(follower(objects, folder, lease), folder, lease, clock, wait_s)
+    return None if objects is None else follower(objects, folder, lease)
 
 
 async def drain(
@@ -99,7 +130,7 @@ class StoredRun:
         self._killed = False
 
     async def events(self) -> AsyncIterator[NewEvent]:
-        """Whole events in order, their files here before them; ends with the session, or when it is killed.
+        """Whole events in order, their files here before them; ends with session, shipper or `kill`.
 
         Raises ProviderError('unreachable') once the store has not answered for SILENT_S.
         """
@@ -119,6 +150,8 @@ class StoredRun:
                 yield event
                 if event.type == "session_finished" and event.session == self._session:
                     return
+            if not more and self._follow.final:
+                return  # the shipper outlived an agent that died without a last word
             if not more:
                 await self._clock.sleep(POLL_S)
 

@@ -60,7 +60,7 @@ class FolderInbox:
                 said = json.loads(path.read_text(encoding="utf-8"))
                 what = added.load((path.parent / "added.json").read_bytes())
                 found.append(Request(id_, what, said["file"], said["canonical_sha256"], said["session"]))
-            except (CampaignError, OSError, ValueError, KeyError) as error:
+            except (CampaignError, OSError, ValueError, KeyError, TypeError) as error:
                 self.answer(id_, None, f"it cannot be read: {error}")
         return found
 

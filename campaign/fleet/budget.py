@@ -227,7 +227,8 @@ class BudgetController:
             dearer = max(_whole_or_none(handle.usd_per_hour) or 0, held.usd_per_hour or 0)
             granularity = max(handle.granularity_s, held.granularity_s)
             reserved = max(held.max_usd_per_hour or 0, held.usd_per_hour or 0)
-            if (dearer, granularity) != (reserved, held.granularity_s):
+            known = payload["usd_per_hour_micro"] is not None  # an unknown one may be all that is allowed
+            if known and (dearer, granularity) != (reserved, held.granularity_s):
                 # The reserve was made at the most a launch may cost; now the price is known.
                 terms = machine.worst_case(
                     MicroUsd(dearer), held.max_ns, held.dead_man_ns, held.teardown_ns, granularity

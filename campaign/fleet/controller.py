@@ -163,7 +163,7 @@ class Controller:
                 self._waiting.sort(key=self._jobs.index)
                 continue
             settled = True
-            if result.ending in {"preempted", "bad_draw"} and await self._again(job, result):
+            if result.ending in {"preempted", "bad_draw"} and await self._drawn_again(job, result):
                 continue
             self._ended.append(result)
             if result.ending in {"failed", "unreachable", "preempted"}:
@@ -171,6 +171,13 @@ class Controller:
         if settled and self._waiting:
             # Money has settled: what was refused may ask again.
             self._refused.clear()
+
+    async def _drawn_again(self, job: SessionJob, result: SessionResult) -> bool:
+        try:
+            return await self._again(job, result)
+        except CampaignError:
+            # A ledger or a disk that fails must not end the watch over the sessions that still run.
+            return False
 
     async def _again(self, job: SessionJob, result: SessionResult) -> bool:
         """Plan what is left on another node, as a session of its own with its own anchors."""

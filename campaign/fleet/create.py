@@ -53,6 +53,15 @@ def install_id() -> str:
     return fresh
 
 
+def registered_id(created: Mapping[str, Any] | None) -> str | None:
+    """The installation that made a run, by its `run_created`; None where that is not said.
+
+    Names of its nodes carry this id, also where the run is resumed or reconciled from another account or machine.
+    """
+    found = (created or {}).get("install_id")
+    return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{12}", found) else None
+
+
 def create_run(
     loaded: Loaded,
     plan: CampaignPlan,

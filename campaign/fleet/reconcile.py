@@ -7,15 +7,16 @@ ledgers share the account.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from campaign.clock import Clock, iso
 from campaign.cloud.base import LaunchIntent, NodeHandle, Provider
-from campaign.errors import CampaignError, LedgerError, ProviderError
+from campaign.errors import LedgerError, ProviderError
 from campaign.fleet.budget import BudgetPort
+from campaign.fleet.create import registered_id
 from campaign.fleet.supervisor import take_down
 from campaign.ledger.events import NewEvent
 from campaign.ledger.model import Lease
-from campaign.money import MicroUsd, bill
 from campaign.spec.models import Node
 
 SWEEP_TRIES = 2
@@ -102,7 +103,8 @@ class Reconciler:
             return Finding(
                 "unknown", lease.node, f"lease {lease.id}: provider {lease.provider} is not available here"
             )
-        handle = provider.expected(self._intent(lease, node))
+        created = (await self._budget.state()).created
+        handle = provider.expected(self._intent(lease, node, created))
         if lease.down_asked_at_utc_ns is None:
             asked = {"lease": lease.id, "why": "reconcile: nobody holds this lease"}
             await self._budget.record(NewEvent("lease_down_asked", asked, lease.session))
@@ -118,23 +120,23 @@ class Reconciler:
         if not held.settled and not held.marks:
             await self._budget.mark_phase(lease.id, "lost")
         now = self._clock.utc_ns()
-        settled = await self._budget.settle(
-            lease.id, now, f"reconcile: {ended.how}", _at_most(held, now) if not held.opened else None
-        )
+        settled = await self._budget.settle(lease.id, now, f"reconcile: {ended.how}")
         return Finding("settled", handle.node_id, f"lease {lease.id}: {ended.how}", usd_micro=settled.usd)
 
     async def _save(self, provider: Provider, handle: NodeHandle) -> None:
         """Bring rows and the agent's journal before the node is ended; it is ended all the same."""
         try:
             await self._budget.observe(await provider.fetch(handle, self._scope.run_dir))
-        except CampaignError:
+        except Exception:
+            # A full disk or a torn archive too: rows stay where they are, and the next lease is still to be ended.
             return
 
-    def _intent(self, lease: Lease, node: Node) -> LaunchIntent:
+    def _intent(self, lease: Lease, node: Node, created: Mapping[str, Any] | None = None) -> LaunchIntent:
         return LaunchIntent(
             run=self._scope.run,
             campaign=self._scope.campaign,
-            install_id=self._scope.install_id,
+            # A node has the name of the installation that made the run, whoever asks now.
+            install_id=registered_id(created) or self._scope.install_id,
             session=lease.session or "?",
             lease=lease.id,
             node_name=lease.node,
@@ -166,7 +168,7 @@ class Reconciler:
             node = self._scope.nodes.get(lease.node)
             if lease.provider != provider.name or node is None:
                 continue
-            if provider.expected(self._intent(lease, node)).node_id == handle.node_id:
+            if provider.expected(self._intent(lease, node, state.created)).node_id == handle.node_id:
                 if not lease.settled:
                     return None  # open: held by its supervisor, or dealt with above
                 return await self._end(provider, handle, f"lease {lease.id} has ended in the ledger")
@@ -198,10 +200,3 @@ class Reconciler:
             return (await provider.prove_down(handle)).check_by_hand
         except (ProviderError, LedgerError):
             return ""
-
-
-def _at_most(lease: Lease, now_utc_ns: int) -> MicroUsd | None:
-    """The bill of a launch whose answer never came: nobody said what it costs, so it costs the most it may."""
-    if lease.max_usd_per_hour is None:
-        return None
-    return bill(lease.max_usd_per_hour, now_utc_ns - lease.billing_from_utc_ns, lease.granularity_s)

@@ -156,7 +156,9 @@ def _settle_local(lease: Lease, now: int, seen: int) -> list[NewEvent]:
     mark = {"lease": lease.id, "phase": "lost", "at_utc_ns": lost_from}
     settled = {
         "lease": lease.id,
-        "settled_usd_micro": bill(lease.usd_per_hour, until - lease.billing_from_utc_ns, lease.granularity_s),
+        # Tokens of priced endpoints are spent whatever became of the rounds they were for.
+        "settled_usd_micro": bill(lease.usd_per_hour, until - lease.billing_from_utc_ns, lease.granularity_s)
+        + lease.tokens_usd,
         "until_utc_ns": until,
         "proof": "its controller is dead and its processes ended with it; the machine is not ours to end",
     }

@@ -68,7 +68,8 @@ def work(folder: Path, remote: ObjectStore, until: IO[bytes], every_s: float = E
         try:
             shipper.collect()
             shipper.push()
-        except StoreUnreachable as error:
+        except StoreError as error:
+            # A role whose credential comes late, a disk that is full for a while: asked again as long as there is time.
             print(f"shipper: {error}", flush=True)  # its log
     shipper.collect(final=True)
     end = time.monotonic() + LAST_S

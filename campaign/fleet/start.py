@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from campaign.budget import machine
 from campaign.clock import Clock, SystemClock
@@ -15,7 +16,7 @@ from campaign.engines.registry import get as get_engine
 from campaign.errors import BudgetRefused, UserError
 from campaign.fleet.again import rest_of
 from campaign.fleet.budget import BudgetController
-from campaign.fleet.create import create_run, install_id
+from campaign.fleet.create import create_run, install_id, registered_id
 from campaign.fleet.drive import Drive, GrownPlan, remote_providers, scope_of
 from campaign.fleet.reconcile import Reconciled, Reconciler
 from campaign.fleet.recover import (
@@ -73,8 +74,9 @@ def new_drive(
     prompts = packs.load_all(loaded, base_dir)
     run_dir, created = create_run(loaded, plan, prompts, results, clock, only)
     jobs = make_jobs(
-        run_dir, loaded.canonical, plan.sessions, spec, done={}, attempts={}, overrides=gates_of(overrides)
-    )
+        run_dir, loaded.canonical, plan.sessions, spec, created.payload,
+        done={}, attempts={}, overrides=gates_of(overrides),
+    )  # fmt: skip
     return Drive(run_dir, spec, plan, jobs, [created, *overrides], create=True)
 
 
@@ -118,8 +120,9 @@ def resumed_drive(run_dir: RunDir, overrides: Sequence[NewEvent], clock: Clock |
         ballast.take(run_dir)
     gates = [*(o.gate for o in state.overridden), *gates_of(overrides)]
     jobs = make_jobs(
-        run_dir, canonical, sessions, spec, done=left.done, attempts=left.attempts, overrides=gates
-    )
+        run_dir, canonical, sessions, spec, state.created,
+        done=left.done, attempts=left.attempts, overrides=gates,
+    )  # fmt: skip
     return Drive(run_dir, spec, plan, jobs, list(overrides), create=False)
 
 
@@ -173,7 +176,9 @@ def rerun_drive(run_dir: RunDir, pair: str, clock: Clock | None = None) -> Drive
         run_dir.next_plan.replace(run_dir.plan)
     run_dir.stop_file.unlink(missing_ok=True)
     gates = [o.gate for o in state.overridden]
-    jobs = make_jobs(run_dir, canonical, [session], spec, done={}, attempts={}, overrides=gates)
+    jobs = make_jobs(
+        run_dir, canonical, [session], spec, state.created, done={}, attempts={}, overrides=gates
+    )
     return Drive(run_dir, spec, plan, jobs, [], create=False)
 
 
@@ -224,17 +229,18 @@ def make_jobs(
     canonical: bytes,
     sessions: Sequence[SessionPlan],
     spec: Spec,
+    created: Mapping[str, Any] | None,
     *,
     done: Mapping[str, tuple[str, ...]],
     attempts: Mapping[str, Mapping[str, int]],
     overrides: Sequence[str],
 ) -> list[SessionJob]:
-    """One job a session."""
+    """One job a session. `created`: the payload of `run_created`, whose installation names the nodes."""
     return [
         SessionJob(
             run=run_dir.name,
             campaign=spec.campaign,
-            install_id=install_id(),
+            install_id=registered_id(created) or install_id(),
             wait_for_capacity_s=_seconds(spec.budget.wait_for_capacity),
             run_dir=str(run_dir.root),
             plan=session,

@@ -37,6 +37,8 @@ STOP_GRACE_S = 60.0
 TICK_S = 1.0
 """Between two looks at what time alone can trip."""
 OBSERVE_S = 30.0
+FIRST_WORD_S = 600.0
+"""An agent that was started and has said nothing for so long is taken for dead; later on the heartbeat gate judges."""
 WAIT_FIRST_S, WAIT_MOST_S = 30.0, 600.0
 """Pauses between launches while there is no capacity."""
 NEVER_BEGAN = frozenset({"capacity", "quota", "credentials", "refused"})
@@ -85,6 +87,7 @@ class Supervisor:
         self._agent: AgentRun | None = None
         self._stop: tuple[str, str | None] | None = None
         self._gone: str | None = None
+        self._heard = False
         self._state = "waiting"
         self._deadline: int | None = None
 
@@ -230,10 +233,12 @@ class Supervisor:
             asyncio.create_task(self._tick()),
             asyncio.create_task(self._watch(handle, self._agent)),
             asyncio.create_task(self._end_the_deaf(self._agent)),
+            asyncio.create_task(self._first_word()),
         ]
         last: NewEvent | None = None
         try:
             async for event in self._agent.events():
+                self._heard = True
                 mine = event.session == self._job.plan.name
                 last = event if mine and event.type == "session_finished" else last
                 for trip in await self._budget.observe([event]):
@@ -290,6 +295,12 @@ class Supervisor:
             # A budget that cannot be asked is a budget that is spent.
             await self.stop(f"the budget cannot be judged: {error}", "missing_input")
 
+    async def _first_word(self) -> None:
+        """The ledger knows no session whose agent never spoke, so its heartbeat gate does not see that one."""
+        await self._clock.sleep(FIRST_WORD_S)
+        if not self._heard and "heartbeat" not in self._job.overrides:
+            await self.stop(f"the agent has not said a word within {FIRST_WORD_S:g} s", "heartbeat")
+
     async def _end_the_deaf(self, agent: AgentRun) -> None:
         """An agent that was told to stop has `STOP_GRACE_S` to do so; then it is ended."""
         while self._stop is None:
@@ -328,6 +339,8 @@ class Supervisor:
         unwritten = await self._write(lambda: self._budget.record(asked)) or unwritten
         if self._agent is not None and (self._gone is None or self._job.stored):
             result = await self._fetch(handle, result)
+        # Asked before anything is ended: after a `down` every listing is empty.
+        never = never and await _nothing_listed(self._provider, handle)
         proof = await take_down(self._provider, handle, self._clock)
         if not proof.gone:
             payload = {"lease": grant.lease, "why": proof.how, "check_by_hand": proof.by_hand}
@@ -366,7 +379,8 @@ class Supervisor:
         try:
             events = await self._provider.fetch(handle, self._job.run_dir)
             await self._budget.observe(events)
-        except CampaignError as error:
+        except Exception as error:
+            # A full disk or a torn archive too: whatever fails here, the node is still to be ended.
             if result.ending == "done":
                 return replace(
                     result, ending="failed", reason=f"rows were not brought: {error}", error_exit=4
@@ -449,6 +463,14 @@ async def take_down(
             await clock.sleep(pause_s * 2**attempt)
     look = f"look for node {handle.node_id} of provider {provider.name}"
     return Ended(gone=False, how=how, by_hand=by_hand or look)
+
+
+async def _nothing_listed(provider: Provider, handle: NodeHandle) -> bool:
+    """Whether the provider's listing shows no such node; what it does not say counts as a node."""
+    try:
+        return (await provider.prove_down(handle)).gone
+    except Exception:
+        return False
 
 
 def too_few_dead_men(dead_men: tuple[str, ...], *, ours: bool) -> str | None:

@@ -8,6 +8,7 @@ from campaign.clock import Clock
 from campaign.cloud import naming
 from campaign.cloud.base import Provider
 from campaign.errors import CampaignError, LedgerLocked
+from campaign.fleet.create import registered_id
 from campaign.fleet.drive import remote_providers
 from campaign.fleet.reconcile import Finding
 from campaign.fleet.start import reconcile_run
@@ -60,7 +61,8 @@ def known_nodes(runs: list[RunDir], install_id: str) -> dict[str, str]:
             continue
         for lease in state.open_leases:
             deadline = lease.billing_from_utc_ns + lease.max_ns
-            name = naming.node_name(install_id, run_dir.name, lease.id, deadline)
+            made_by = registered_id(state.created) or install_id
+            name = naming.node_name(made_by, run_dir.name, lease.id, deadline)
             known[name] = f"lease {lease.id} of run {run_dir.name} is open in its own ledger"
     return known
 

@@ -52,6 +52,10 @@ class Follower:
         there = path.read_bytes() if path.is_file() else b""
         if len(there) >= start + size and digest(there[start : start + size]) == sha256:
             return
+        data = self._data(sha256)
+        if start < len(there) and data.startswith(there[start:]):
+            # Ours, cut short: a controller that was killed, or a disk that was full, in the middle of an append.
+            data, there = data[len(there) - start :], there[:start]
         if len(there) != start and path.is_relative_to(self._root / "journal" / "cells"):
             # Sealed and removed here before, and read again from the start: it goes again with its own `gone`.
             there = there[:start]
@@ -59,7 +63,6 @@ class Follower:
             raise StoreError(
                 f"{path} has {len(there)} bytes; the node goes on at {start}: somebody else wrote it"
             )
-        data = self._data(sha256)
         with atomic.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as out:

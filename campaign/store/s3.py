@@ -136,6 +136,7 @@ class S3Objects:
 
     def _body(self, request: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+        from botocore.parsers import ResponseParserError
 
         try:
             return request()
@@ -145,7 +146,8 @@ class S3Objects:
             raise StoreError(
                 f"{self._shown}: no credential. Fix: give the node an identity that may write there, or set AWS_*"
             ) from error
-        except (HTTPClientError, BotoCoreError) as error:
+        except (HTTPClientError, BotoCoreError, ResponseParserError) as error:
+            # The last of them: an answer that was cut in its headers, where that reads as a whole one without a body.
             raise StoreUnreachable(f"{self._shown}: {error}") from error
 
     def _refused(self, response: Any) -> "_Refused | StoreUnreachable":

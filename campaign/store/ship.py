@@ -53,6 +53,8 @@ class Shipper:
         """Commits in the spool."""
         self.sent = 0
         """Commits that are in the store, as far as is known."""
+        self._part: list[str] = []
+        """Keys of the commit under way that are in the store: a line that is cut again and again gets through."""
         self.losses = 0
         """Times the store had lost what it had."""
         while (data := spool.get(log_key(self.number + 1))) is not None:
@@ -139,11 +141,14 @@ class Shipper:
     def push(self, *, whole: bool = False) -> int:
         """Copy commits that are not in the store yet, in order; how many. Raises StoreUnreachable.
 
-        Where the last one that was sent is gone, all go again. `whole`: look for every single object.
+        Where the last object that was sent is gone, all go again. `whole`: look for every single object.
         """
-        if self.sent and not self._remote.has(log_key(self.sent)):
+        newest = self._part[-1] if self._part else log_key(self.sent) if self.sent else None
+        if newest is not None and not self._remote.has(newest):
             self.sent, self.losses = 0, self.losses + 1
+            self._part.clear()
         if whole:
+            self._part.clear()
             there = set(self._remote.keys())
             lost = [n for n in range(1, self.sent + 1) if not set(self._keys(n)) <= there]
             if lost:
@@ -151,11 +156,15 @@ class Shipper:
         before = self.sent
         while self.sent < self.number:
             for key in self._keys(self.sent + 1):
+                if key in self._part:
+                    continue
                 data = self._spool.get(key)
                 if data is None:
                     raise StoreError(f"the spool has lost {key}")
                 self._remote.put(key, data)
+                self._part.append(key)
             self.sent += 1
+            self._part.clear()
         return self.sent - before
 
     def _keys(self, number: int) -> list[str]:

@@ -18,6 +18,14 @@ class Trouble:
     """Bytes, in both directions together, after which it is reset; None: never."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Both directions of one connection together."""
+
+    size: int = 0
+    cut: bool = False
+
+
 class Proxy:
     """Passes connections on to `port`; `trouble(n)` says what befalls connection n = 0, 1, ...
 
@@ -64,7 +72,7 @@ class Proxy:
             self.cut += 1
             writer.transport.abort()
             return
-        what, left = self.trouble(number), [0]
+        what, seen = self.trouble(number), _Seen()
         self._open.add(writer)
         try:
             await asyncio.sleep(what.delay_s)
@@ -75,8 +83,8 @@ class Proxy:
             return
         self._open.add(up_writer)
         ends = [
-            asyncio.ensure_future(self._pipe(reader, up_writer, what, left)),
-            asyncio.ensure_future(self._pipe(up_reader, writer, what, left)),
+            asyncio.ensure_future(self._pipe(reader, up_writer, what, seen)),
+            asyncio.ensure_future(self._pipe(up_reader, writer, what, seen)),
         ]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
@@ -84,18 +92,20 @@ class Proxy:
         await asyncio.gather(*ends, return_exceptions=True)
         for one in (writer, up_writer):
             self._open.discard(one)
-            one.transport.abort() if left[0] < 0 else one.close()
+            one.transport.abort() if seen.cut else one.close()
 
     async def _pipe(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Trouble, seen: list[int]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Trouble, seen: "_Seen"
     ) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(65536):
-                if what.cut_after is not None and seen[0] + len(data) > what.cut_after:
-                    writer.write(data[: max(0, what.cut_after - seen[0])])
+                if seen.cut:
+                    return  # the other direction was cut in this moment
+                if what.cut_after is not None and seen.size + len(data) > what.cut_after:
+                    writer.write(data[: what.cut_after - seen.size])
                     self.cut += 1
-                    seen[0] = -1
+                    seen.cut = True
                     return
-                seen[0] += len(data)
+                seen.size += len(data)
                 writer.write(data)
                 await writer.drain()

@@ -1,6 +1,7 @@
 """Reconcile: what it ends, what it reports, what it never touches."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from campaign.clock import Clock
 from campaign.cloud import naming
 from campaign.fleet.budget import BudgetController
 from campaign.fleet.reconcile import Finding, Reconciled, Reconciler, Scope
+from campaign.fleet.sweep import known_nodes
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
-from campaign.money import micro
+from campaign.money import MicroUsd, bill, micro
+from campaign.store.layout import RunDir
 from campaign.testing import drill
 from campaign.testing.clock import VirtualClock
 from campaign.testing.cloud import SimCloud, SimulatedProvider
@@ -185,3 +188,60 @@ def test_findings_that_need_a_person() -> None:
     assert words == {"settled": False, "downed": False, "held": False, "unreachable": True, "unknown": True}
     assert replace(Finding("held", "n", "x"), what="unknown").alarming
     assert isinstance(VirtualClock(), Clock)
+
+
+async def test_node_is_ended_where_its_rows_cannot_be_written_here(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = await rig.lease()
+    node = rig.cloud.nodes[await rig.launch(lease)]
+
+    async def fetch(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rig.provider, "fetch", fetch)
+    assert whats(await rig.reconcile()) == ["settled"]
+    assert node.ended_by == "down"
+
+
+async def test_node_is_found_from_another_account_too(rig: Rig) -> None:
+    """Its name carries the installation that made the run: asked under another one, nothing would be listed."""
+    lease = await rig.lease()
+    node = rig.cloud.nodes[await rig.launch(lease)]
+    rig.scope = replace(rig.scope, install_id="f" * 12)
+    assert whats(await rig.reconcile()) == ["settled"]
+    assert node.ended_by == "down"
+
+
+async def test_launch_without_an_answer_costs_the_most_it_may(rig: Rig) -> None:
+    lease = await rig.lease()
+    await rig.launch(lease)
+    held, now = (await rig.budget.state()).leases[lease], rig.clock.utc_ns()
+    assert (held.usd_per_hour, held.max_usd_per_hour) == (micro(24), micro(30))
+    settled = await rig.budget.settle(lease, now, "proof")
+    assert settled.usd == bill(micro(30), now - held.billing_from_utc_ns) > 0
+
+
+async def test_reserve_of_a_node_without_a_readable_price_is_not_made_smaller(rig: Rig) -> None:
+    lease = await rig.lease()
+    before = (await rig.budget.state()).leases[lease]
+    node = rig.spec.nodes["n1"]
+    handle = rig.provider.expected(Reconciler(rig.budget, {}, rig.scope, rig.clock)._intent(before, node))
+    trips = await rig.budget.lease_opened(lease, replace(handle, usd_per_hour=MicroUsd(-1)))
+    assert "price" in {t.gate for t in trips}
+    after = (await rig.budget.state()).leases[lease]
+    assert (after.worst_usd, after.usd_per_hour) == (before.worst_usd, None)
+
+
+async def test_nodes_other_ledgers_know_have_the_names_of_who_made_them(tmp_path: Path) -> None:
+    rig, run_dir = Rig(), RunDir(tmp_path / "r")
+    ledger = Ledger.open(run_dir, rig.clock, create=True)
+    (created, *_) = rig.ledger.events()
+    ledger.append(NewEvent("run_created", created.payload))
+    rig.budget = BudgetController(ledger, rig.clock, rig.spec)
+    id_ = await rig.lease()
+    lease = (await rig.budget.state()).leases[id_]
+    await rig.budget.close()
+    rig.db.close()
+    name = naming.node_name(drill.INSTALL, "r", lease.id, lease.billing_from_utc_ns + lease.max_ns)
+    assert list(known_nodes([run_dir], "f" * 12)) == [name]

@@ -266,3 +266,16 @@ def test_new_run_pins_its_prompts_and_reads_the_same_ones_back(tmp_path: Path) -
     assert read_prompts(drive.run_dir) == load_all(loaded, ROOT)
     assert fold([]).created is None
     assert drive.opening[0].payload["workloads_sha256"].keys() == loaded.spec.workloads.keys()
+
+
+def test_tokens_that_were_paid_for_are_settled_after_a_crash(tmp_path: Path) -> None:
+    settled = []
+    for name, tokens in (("none", 0), ("some", 123_456)):
+        left = Left(tmp_path / name)
+        left.measure(0, commit=True)
+        if tokens:
+            left.say("tokens_billed", lease="main.1", usd_micro=tokens, prompt_tokens=9, completion_tokens=9)
+        left.done()
+        resumed_drive(left.run_dir, (), left.clock)
+        settled.append(left.state.leases["main.1"].settled_usd or 0)
+    assert settled[1] - settled[0] == 123_456

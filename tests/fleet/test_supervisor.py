@@ -9,10 +9,11 @@ from typing import Any, Literal
 import pytest
 
 from campaign.cloud.base import AgentJob, LaunchIntent, NodeHandle, Proof, Quote
-from campaign.errors import LedgerError, ProviderError
+from campaign.errors import LedgerError, ProviderError, StoreError
 from campaign.fleet.budget import BudgetController
 from campaign.fleet.controller import Controller
 from campaign.fleet.pool import SupervisorPool
+from campaign.fleet.start import make_jobs
 from campaign.fleet.supervisor import SessionJob
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
@@ -355,3 +356,104 @@ async def test_nothing_overtakes_a_session_that_waits_for_money(tmp_path: Path) 
         "launch s1.1",
         "launch s2.1",
     ]
+
+
+class NoRoom(ScriptedProvider):
+    """What is brought cannot be written here."""
+
+    async def fetch(self, handle: NodeHandle, run_dir: str) -> Sequence[NewEvent]:
+        raise OSError(28, "No space left on device")
+
+
+async def test_rows_that_cannot_be_written_here_do_not_keep_the_node_alive(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    it = rig(tmp_path, clock, NoRoom(clock, [(5.0, beat())]))
+    ending = await it.controller.run()
+    assert ending.exit_code == 4
+    assert "No space left" in ending.reason
+    assert it.provider.running == 0
+    assert not it.state.open_leases
+
+
+async def test_a_failed_launch_that_left_a_node_is_billed(tmp_path: Path) -> None:
+    """No capacity, says the error; the listing shows a node all the same, until it is taken down."""
+    clock = VirtualClock()
+    provider = ScriptedProvider(
+        clock, launch_error=ProviderError("capacity", "none to be had"), downs_that_fail=1
+    )
+    it = rig(tmp_path, clock, provider)
+    assert (await it.controller.run()).exit_code == 4
+    (lease,) = it.state.leases.values()
+    assert lease.settled_usd is not None
+    assert lease.settled_usd >= 10 * 600_000 // 3600
+
+
+class FirstIsTaken(ScriptedProvider):
+    """The node of the first session is taken away as it starts."""
+
+    async def launch(self, intent: LaunchIntent) -> NodeHandle:
+        handle = await super().launch(intent)
+        if intent.session == "s0":
+            raise ProviderError("preempted", "taken away")
+        return handle
+
+
+async def test_a_redraw_that_cannot_be_written_down_leaves_the_others_running(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    it = rig(
+        tmp_path, clock, FirstIsTaken(clock, [(20.0, beat(n)) for n in range(9)]), copies=2, nodes=("a", "b")
+    )
+
+    class FullDisk:
+        def begin(self, plan: CampaignPlan) -> str:
+            raise StoreError("the disk is full")
+
+        def commit(self) -> None:
+            raise AssertionError
+
+    it.controller._plan_file = FullDisk()
+    ending = await it.controller.run()
+    assert ending.exit_code == 4
+    assert {r.session: r.ending for r in ending.results} == {"s0": "preempted", "s1": "done"}
+    assert not it.state.open_leases
+
+
+@pytest.mark.parametrize(("said", "kept"), [("a" * 12, True), ("i", False), (None, False)])
+def test_nodes_of_a_run_keep_the_name_of_the_installation_that_made_it(
+    tmp_path: Path, said: str | None, kept: bool
+) -> None:
+    loaded, plan = quickstart()
+    (job,) = make_jobs(
+        RunDir(tmp_path / "run"), loaded.canonical, plan.sessions, loaded.spec, {"install_id": said},
+        done={}, attempts={}, overrides=(),
+    )  # fmt: skip
+    assert (job.install_id == said) is kept
+    assert len(job.install_id) == 12
+
+
+class Mute(ScriptedProvider):
+    """Its agents never say a word."""
+
+    async def run_agent(self, handle: NodeHandle, job: AgentJob) -> ScriptedAgent:
+        agent = await super().run_agent(handle, job)
+
+        async def nothing() -> AsyncIterator[NewEvent]:
+            while not agent.killed:
+                await self.clock.sleep(3.0)
+            for event in ():
+                yield event
+
+        agent.events = nothing  # type: ignore[method-assign]  # this one agent only
+        return agent
+
+
+async def test_an_agent_that_never_says_a_word_does_not_bill_to_the_end_of_its_lease(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    it = rig(tmp_path, clock, Mute(clock))
+    lease_s = quickstart()[1].sessions[0].worst_seconds
+    ending = await it.controller.run()
+    assert ending.exit_code == 3
+    assert "not said a word" in ending.reason
+    assert ending.results[0].gate == "heartbeat"
+    assert not it.state.open_leases
+    assert clock.monotonic_ns() / 1e9 < min(800, lease_s)

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from campaign.clock import SystemClock
 from campaign.cloud import stored
+from campaign.errors import ProviderError, StoreError
 from campaign.fleet import shipper
 from campaign.ledger.agent import AgentJournal, journal_path, source_of
 from campaign.ledger.events import NewEvent
 from campaign.store.layout import RunDir
+from campaign.store.objects import FolderObjects
+from campaign.testing.clock import VirtualClock
 from campaign.testing.proxy import Proxy
 
 LEASE = "s1.1"
@@ -140,3 +144,78 @@ async def test_a_folder_is_no_object_store(tmp_path: Path) -> None:
     assert await stored.fetch(LEASE, str(here.root), SystemClock()) is None
     assert stored.through_store(json.dumps({"store": "s3://bucket/x"}))
     assert not stored.through_store(json.dumps({"store": "results/"}))
+
+
+async def test_an_agent_that_died_without_a_word_ends_its_events(tmp_path: Path) -> None:
+    """Its shipper goes on to the last commit: then nothing more is waited for, and nothing bills for it."""
+    clock, store = VirtualClock(), FolderObjects(tmp_path / "bucket")
+    node, here = Node(tmp_path / "node", "", "the-run"), controller(tmp_path, "")
+    one = shipper.Shipper(node.run_dir.root, FolderObjects(node.folder / "spool"), store)
+    node.round(0)
+    one.collect(final=True)
+    one.push()
+    run = stored.StoredRun(Inner(), store, here, LEASE, clock)
+    assert [e.type async for e in run.events()] == ["round_committed"]
+    assert clock.monotonic_ns() < 60e9
+
+
+@pytest.mark.parametrize("bucket", ["empty", "half", "refuses"])
+async def test_rows_a_bucket_has_not_got_are_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    """A shipper without a credential, one that died in the middle, and a bucket that lets nobody read."""
+    here, objects = controller(tmp_path, "s3://bucket/p"), FolderObjects(tmp_path / "bucket")
+    if bucket == "half":
+        node = Node(tmp_path / "node", "", "the-run")
+        one = shipper.Shipper(node.run_dir.root, FolderObjects(node.folder / "spool"), objects)
+        node.round(0)
+        one.collect()
+        one.push()
+
+    def opened(*_: str) -> FolderObjects:
+        if bucket == "refuses":
+            monkeypatch.setattr(objects, "get", refuse)
+        return objects
+
+    def refuse(key: str) -> bytes:
+        raise StoreError(f"{key}: AccessDenied")
+
+    monkeypatch.setattr(stored, "open_objects", opened)
+    pulled = [NewEvent("session_started", {"lease": LEASE, "plan_sha256": None}, "s1", source_of(LEASE), 1)]
+
+    async def pull() -> list[NewEvent]:
+        return pulled
+
+    async def no_node() -> list[NewEvent]:
+        raise ProviderError("unreachable", "the node is gone")
+
+    assert await stored.brought(LEASE, str(here.root), VirtualClock(), pull) == pulled
+    if bucket == "half":
+        found = await stored.brought(LEASE, str(here.root), VirtualClock(), no_node)
+        assert [e.type for e in found] == ["round_committed"]
+    else:
+        with pytest.raises(ProviderError, match="the node is gone"):
+            await stored.brought(LEASE, str(here.root), VirtualClock(), no_node)
+
+
+def test_a_credential_that_comes_late_does_not_end_the_shipper(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "", "the-run")
+    node.round(0)
+    reads, writes = os.pipe()
+
+    class LateRole(FolderObjects):
+        refused = 0
+
+        def put(self, key: str, data: bytes) -> None:
+            if self.refused < 2:
+                self.refused += 1
+                if self.refused == 2:
+                    os.close(writes)  # the agent ends
+                raise StoreError("no credential")
+            super().put(key, data)
+
+    remote = LateRole(tmp_path / "bucket")
+    with os.fdopen(reads, "rb") as until:
+        assert shipper.work(node.folder, remote, until, every_s=0.01)
+    assert remote.refused == 2
+    assert FolderObjects.keys(remote, "log/")
