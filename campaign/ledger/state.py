@@ -230,6 +230,10 @@ def _round_committed(state: RunState, event: Event) -> RunState:
     known = state.rounds.get((event.session or "?", event.payload["round_id"]))
     if known is not None and known.state == "committed":
         return state
+    attempt = (event.session or "?", event.payload["round_id"], event.payload["attempt"] or 0)
+    if state.attempt_states.get(attempt) == "superseded":
+        # It came too late: the round was given to another attempt or node, and must not count twice.
+        return state
     try:
         cells = _cells(event.payload)
     except (KeyError, TypeError) as error:

@@ -23,6 +23,7 @@ from campaign.fleet.controller import Controller, Ending
 from campaign.fleet.pool import SupervisorPool
 from campaign.fleet.reconcile import Reconciler, Scope
 from campaign.fleet.supervisor import SessionJob
+from campaign.ledger.agent import source_of
 from campaign.ledger.events import NewEvent
 from campaign.ledger.journal import Ledger
 from campaign.ledger.state import RunState, apply
@@ -393,8 +394,18 @@ class World:
                     event.payload.get("round_id", ""),
                     event.payload.get("attempt", 0),
                 )
-                if event.type == "round_committed" and state.attempt_states.get(key) != "committed":
+                if event.type != "round_committed" or state.attempt_states.get(key) == "committed":
+                    continue
+                if state.attempt_states.get(key) != "superseded" or not self._was_out_of_reach(state, source):
                     self._problem("rows_lost", f"{key} was brought and not merged")
+
+    @staticmethod
+    def _was_out_of_reach(state: RunState, source: str) -> bool:
+        """Whether its node was given up as unreachable: its round was done elsewhere before its rows came."""
+        return any(
+            lease.unreachable_since_utc_ns is not None and source_of(lease.id) == source
+            for lease in state.leases.values()
+        )
 
     def _problem(self, what: str, text: str) -> None:
         setattr(self.out, what, getattr(self.out, what) + 1)

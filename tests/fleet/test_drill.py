@@ -42,6 +42,11 @@ def test_a_session_is_continued_under_a_name_of_its_own() -> None:
     assert not drill.run_seed(7745).problems
 
 
+def test_a_commit_that_comes_after_its_round_was_given_away_does_not_count_twice() -> None:
+    """A node out of reach at a resume, whose round was drawn again, healed and told of the first."""
+    assert not drill.run_seed(7000087).problems
+
+
 def test_simulator_runs_the_controller_that_run_uses() -> None:
     """The classes are the product's own; Ray is not among what they need."""
     for name in ("Controller", "SupervisorPool", "BudgetController", "Ledger"):

@@ -155,6 +155,10 @@ def test_rounds_are_committed_once_and_redone_under_the_next_attempt() -> None:
     ]
     later = [begun, committed, controller("round_superseded", "main", round_id="g/r0", attempt=0)]
     assert fold(stored(*later)).done("main") == ("g/r0",), "what is committed stays"
+    late = agent("round_committed", round_id="g/r0", attempt=0, cells=[CELL])
+    state = fold(stored(begun, superseded, late))
+    assert state.done("main") == (), "what was given away does not count when it comes after all"
+    assert state.files == {}
 
 
 def test_rounds_of_two_sessions_with_one_id_are_two_rounds() -> None:
